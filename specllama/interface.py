@@ -40,6 +40,10 @@ class Message:
 Prompt = str | Sequence[int | str] | Sequence[Message]
 
 
+def layout_words(repacked: bool) -> str:
+    return "repacked where llama.cpp can" if repacked else "as stored"
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """One loaded file, for display and for the log.
@@ -78,7 +82,7 @@ class ModelInfo:
     @property
     def layout(self) -> str:
         """The layout of the weights in memory, in words."""
-        return "repacked where llama.cpp can" if self.repacked else "as stored"
+        return layout_words(self.repacked)
 
     def to_dict(self) -> dict[str, Any]:
         told = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -117,6 +121,7 @@ class EngineInfo:
         widths: rows of the passes that return any, where they are kept to some; see ``--exact``.
         lanes: conversations that it writes at once.
         reads_ahead: whether it reads a message that is still being typed.
+        here: a name of the processor and the build, to which what is timed belongs.
     """
 
     target: ModelInfo
@@ -134,6 +139,7 @@ class EngineInfo:
     methods: tuple[MethodInfo, ...] = ()
     lanes: int = 1
     reads_ahead: bool = False
+    here: str = ""
 
     @property
     def n_bytes(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from textual.widgets import OptionList
 
 from specllama.errors import SpecllamaError
 from specllama.interface import Message
-from specllama.settings.params import EngineOptions, GenerateParams
+from specllama.settings.params import EngineOptions, GenerateParams, Repacking
 from specllama.text import sanitize_line
 from specllama.tui.loader import Pair
 from specllama.tui.record import Record
@@ -50,6 +51,28 @@ class PagedApp(ThemedApp):
             self.chat.when_idle(self.chat.loader.reload)
         else:
             self.notify("Choose a model first: F6", severity="warning")
+
+    def action_try_layout(self) -> None:
+        """Load the weights in the layout that they do not have now."""
+        loader = self.chat.loader
+        if loader.server or loader.info is None or not loader.ready:
+            self.notify("No model of this machine is loaded: F6 chooses one")
+            return
+        from specllama.models.gguf import read_header
+        from specllama.models.memory import repacked_bytes
+
+        target = loader.info.target
+        if target.gpu_layers or not repacked_bytes(read_header(Path(target.path))):
+            self.notify("This model's weights have one layout here")
+            return
+        how: Repacking = "auto"
+        words = "in the usual layout"
+        if self.options.repack == "auto":
+            how, words = ("off", "as stored") if target.repacked else ("on", "repacked")
+            words += ": texts are equal up to rounding. Alt+L goes back"
+        self.options = replace(self.options, repack=how)
+        self.notify(f"Loading the weights {words}", timeout=8)
+        self.action_reload()
 
     def switch_model(self, pair: Pair | None) -> None:
         if pair is not None:
@@ -195,7 +218,9 @@ class PagedApp(ThemedApp):
             self.show_top()
             return
         downloads = self.chat.downloads
-        screen = ModelsScreen(loader.wanted, self.options, downloads, loader.machine, self.prefs)
+        here = loader.info.here if loader.info is not None else ""
+        machine, prefs = loader.machine, self.prefs
+        screen = ModelsScreen(loader.wanted, self.options, downloads, machine, prefs, here)
         self.open(screen, self.switch_model)
 
     def show_top(self) -> None:

@@ -9,7 +9,7 @@ changes no bit of a lane's rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -480,6 +480,9 @@ class OpenedPair:
         translated: the draft model has a vocabulary of its own.
         exactness: of the target's passes, as its pool's ``kernels`` state it.
         measure: finds that out where it is not known yet, and tells how far it is.
+        layouts: times passes of so many rows in both layouts of the target's weights, by whether
+            they are repacked; None where there is one layout, or no room for another.
+        here: names the processor and the build, to which measurements belong.
         own: opens what drafts for this target only, for all of its lanes.
         template: Jinja chat template, None for raw prompts; ``bos`` and ``eos``: texts for it.
         close: frees the models.
@@ -490,6 +493,8 @@ class OpenedPair:
     translated: bool = False
     exactness: Exactness = field(default_factory=Exactness)
     measure: Callable[[Report], Exactness] = lambda report: Exactness()
+    layouts: Callable[[Report, Sequence[int]], Mapping[bool, Mapping[int, float]]] | None = None
+    here: str = ""
     own: Callable[[], Own] = Own
     template: str | None = None
     bos: str = ""

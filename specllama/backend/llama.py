@@ -240,8 +240,8 @@ class LlamaModel:
         part.close()
 
     def close(self) -> None:
-        for part in self._parts:
-            part.close()
+        while self._parts:
+            self._parts.pop(0).close()
         if self._model:
             self.vocab.close()
             ll.llama_model_free(self._model)

@@ -26,11 +26,14 @@ Verdict = TypeVar("Verdict", bound=msgspec.Struct)
 
 def circumstances(header: GgufHeader) -> dict[str, Any]:
     """Describe the file, the build and the machine, as plain values."""
+    return {"file": header.fingerprint, **_machine()}
+
+
+def _machine() -> dict[str, Any]:
     from specllama.backend import devices
 
     build = devices.build_info()
     return {
-        "file": header.fingerprint,
         "build": [build.binding, *build.backends, *build.features, *devices.library_files()],
         "machine": [
             devices.cpu_name(),
@@ -38,6 +41,11 @@ def circumstances(header: GgufHeader) -> dict[str, Any]:
             *(d.description for d in devices.gpus(devices.devices())),
         ],
     }
+
+
+def here() -> str:
+    """Return a name of the build and the machine: what is timed elsewhere says nothing of it."""
+    return hashlib.sha256(msgspec.json.encode(_machine(), order="sorted")).hexdigest()[:16]
 
 
 def kept(

@@ -9,7 +9,6 @@ is no limit: a window that drafts further where the draft is sure can beat every
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
@@ -22,8 +21,6 @@ from specllama.bench.experiment import EngineArm, RunFigures, compare, tasks_of
 from specllama.bench.prompts import BenchPrompt
 from specllama.bench.report import Comparison
 from specllama.engine.engine import Engine
-from specllama.interface import ModelInfo
-from specllama.models.quantization import FLOATS
 from specllama.rates import LONGEST, fixed_speeds
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
@@ -32,7 +29,6 @@ from specllama.speculative.policy.costs import Costs
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
 READS = (1, 2, 4, 8, 16, 32, 64, 128)
 TEXT = 256  # tokens of the text behind which passes are timed
-_WIDE_BITS = 7.0  # bits a weight; below, there is little to save
 WORTH = 1.03  # less is noise: leave speculation to the window, promise nothing
 PLAIN, FIXED, WINDOW = "plain", "fixed", "specllama"
 
@@ -238,8 +234,10 @@ def tune(
         for t in compared.temperatures
     ]
     advice = advise(groups, check)
-    if hint := smaller_draft(engine.info.draft):
-        advice["hint"] = hint
+    drafts = [one for run in compared.runs if run.arm == FIXED for one in run.passes]
+    tested = sum(one.judged for one in drafts), sum(one.accepted for one in drafts)
+    better = engine.windows.remedies(base, tested=tested if draft else None)
+    advice["remedies"] = [asdict(one) for one in better]
     return Tuning(costs, groups, check, advice)
 
 
@@ -297,25 +295,6 @@ def window_speed(
     if check is None:
         return None
     return check.summary(WINDOW, "", temperature=temperature, slice=slice).ratio
-
-
-def smaller_draft(draft: ModelInfo | None) -> str:
-    """Return a hint for a draft model with wide weights, "" if there is nothing to try.
-
-    On a CPU a draft step takes as long as reading its bytes, and a prompt is read faster with
-    weights that llama.cpp repacks (Q4_0 on every processor, Q8_0 not on x86).
-    """
-    if draft is None or draft.gpu_layers or not draft.n_params:
-        return ""
-    bits = draft.file_bytes * 8 / draft.n_params
-    if bits < _WIDE_BITS:
-        return ""
-    again = "" if draft.quantization in FLOATS else " --requantize"
-    return (
-        f"the draft model is {draft.quantization}: as q4_0, its steps may take half as long, and "
-        "a few percent fewer drafted tokens would be accepted. To try it:\n"
-        f"  specllama quantize {shlex.quote(draft.path)} draft-q4_0.gguf --type q4_0 --pure{again}"
-    )
 
 
 def advise(groups: Sequence[TuneGroup], check: Comparison | None) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def _shown(
         progress = loading.LoadingLine(shown=sys.stderr.isatty(), quiet=quiet)
         try:
             engine = loading.load(*pair, options, on_progress=progress)
-            engine.measure(progress)  # longer guesses are tried where they are exact
+            engine.measure(progress, times=False)  # longer guesses are tried where they are exact
         finally:
             progress.clear()
         with engine:

@@ -28,13 +28,19 @@ DEFAULT_MODEL = "tiny"
 
 
 def open_engine(
-    settings: Settings, *, quiet: bool, parallel: int = 1, measured: bool = False
+    settings: Settings,
+    *,
+    quiet: bool,
+    parallel: int = 1,
+    measured: bool = False,
+    times: bool = False,
 ) -> Engine:
     """Open the engine for ``--model`` and ``--draft-model``; the bundled pair if no model is named.
 
     Args:
         parallel: conversations that it takes at once.
-        measured: measure now what is not known yet of the files on this machine.
+        measured: find out now which passes are exact, where that is not known yet;
+            with ``times`` also what they take in either layout of the weights.
 
     Raises:
         SpecllamaError: as ``Engine.load``.
@@ -45,7 +51,7 @@ def open_engine(
         options = dataclasses.replace(settings.engine_options(), parallel=parallel)
         engine = load(model, settings["draft-model"], options, on_progress=progress)
         if measured:
-            engine.measure(progress)
+            engine.measure(progress, times=times)
         return engine
     finally:
         progress.clear()

@@ -73,8 +73,9 @@ def command(
 ) -> None:
     """Measure a pair on this machine and choose the best settings.
 
-    The first step is the check that a new model gets at rest: which passes compute the same bits
-    as single steps. Each step says how long it takes; Ctrl-C stops, and what is done is kept.
+    The first step is what a new model gets at rest: the check which passes compute the same bits
+    as single steps, and the times of both layouts of its weights (--repack). Each step says how
+    long it takes; Ctrl-C stops, and what is done is kept.
 
     It times passes of 1 to 16 rows of the target and steps of the draft model. Then it writes
     replies plainly, with drafts of one length and with the adaptive window; shows how many drafted
@@ -108,7 +109,7 @@ def command(
             "other programs need the processors: times of such a minute are not those of this "
             "machine; tune again later"
         )
-    opened = loading.open_engine(settings, quiet=as_json, measured=True)
+    opened = loading.open_engine(settings, quiet=as_json, measured=True, times=True)
     with opened as engine, Meter("measuring") as meter, _kept(engine, save):
         profile = engine.windows.profile
         if profile.trouble:
@@ -171,9 +172,12 @@ _times = partial(figure, form=".2f", unit="×", unknown="")
 def describe(result: Tuning, *, charts: bool = True) -> list[str]:
     """Return the advice, the tables of a tuning, and a chart of each group, as lines."""
     from specllama.cli.charts import bar
+    from specllama.rates import Remedy
+    from specllama.verdict import remedy_words
 
     costs, advice = result.costs, result.advice
-    lines = [advice["words"], *([advice["hint"]] if "hint" in advice else []), ""]
+    better = [remedy_words(Remedy(**one)) for one in advice["remedies"]]
+    lines = [advice["words"], *better, ""]
     lines.append(f"target, a pass of n rows ({costs.context} tokens of context)")
     top = max(costs.ratios.values())
     for n, ratio in costs.ratios.items():

@@ -173,13 +173,20 @@ class Engine:
 
     @property
     def unmeasured(self) -> bool:
-        """True if a drafting or shared pass may come, and none were compared here yet."""
-        return not self.info.exact_rows and (self.info.lanes > 1 or self._drafts)
+        """True if a drafting or shared pass may come, and none were compared here yet, or no other
+        layout of the weights was timed."""
+        unknown = not self.info.exact_rows or self._loaded.layouts is not None
+        return unknown and (self.info.lanes > 1 or self._drafts)
 
-    def measure(self, report: Report = None, *, cancel: Cancel | None = None) -> bool:
-        """Compare passes of several rows with single steps; see ``Stepped``."""
+    def measure(
+        self, report: Report = None, *, cancel: Cancel | None = None, times: bool = True
+    ) -> bool:
+        """Compare passes of several rows with single steps, and with ``times`` time the layouts of
+        the weights; see ``Stepped``."""
+        loaded, cancel = self._loaded, cancel or Cancel()
         with self._alone():
-            return bool(self.info.exact_rows) or self._loaded.measure(report, cancel or Cancel())
+            known = bool(self.info.exact_rows) or loaded.measure(report, cancel)
+            return known and (not times or loaded.time_layouts(report, cancel))
 
     def keep(self) -> None:
         """Hand idle conversations to the thread that writes them to disk; return at once."""

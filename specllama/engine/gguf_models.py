@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import ExitStack
+from functools import partial
 from importlib import import_module
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from specllama.backend.cores import crowded, physical_cores
 from specllama.backend.exactness import Exactness
 from specllama.backend.llama_pool import LlamaPool, LoadedModel, open_pool
 from specllama.cancel import Cancel
+from specllama.engine import layouts
 from specllama.engine.gguf_pair import Pair
 from specllama.engine.probing import exactness_of, state_key
 from specllama.errors import CannotLoad
@@ -88,6 +90,8 @@ def open_models(pair: Pair, on_progress: Report, stop: Cancel) -> OpenedPair:
             translated=pair.translated,
             exactness=exactness,
             measure=measure,
+            layouts=partial(layouts.time_layouts, target) if layouts.has_another(pair) else None,
+            here=verdicts.here(),
             own=own,
             template=target.header.chat_template,
             bos=target.model.vocab.bos_text,

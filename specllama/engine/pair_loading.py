@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
 from specllama.backend.base import OpenedPair, Own, Pool, Vocab
+from specllama.backend.cores import crowded
 from specllama.backend.exactness import Exactness
 from specllama.cancel import Cancel
 from specllama.engine.opening import OpeningPair
 from specllama.engine.profiles import Windows, open_profile
 from specllama.engine.prompting import Prompting
+from specllama.engine.remedies import ROWS
 from specllama.engine.sampler_chains import SamplerChains
 from specllama.engine.shelf import Shelf, StateKeys
 from specllama.engine.slot import Slot
-from specllama.errors import Cancelled
+from specllama.errors import Cancelled, SpecllamaError
 from specllama.events import Notice, Report
 from specllama.interface import EngineInfo
 from specllama.settings.params import disk_bytes
@@ -29,6 +32,8 @@ from specllama.store.sessions import is_stored
 from specllama.store.states import States
 from specllama.store.texts import read_texts
 
+logger = logging.getLogger("specllama.engine.pair_loading")
+
 GIVEN_TOKENS = 2**19  # of the texts that a user names: 6 MiB, sorted in a second or two
 
 
@@ -39,6 +44,7 @@ class Loaded:
     Attributes:
         info: what to show people; replaced once more was measured.
         measured: measures what is not known yet, tells how far it is, and states it.
+        layouts: see ``OpenedPair``; None once their times are known.
         slots: places for conversations, whose lanes are of one pool; at least one.
         prompting: prompts in the target's tokens.
         chains: the sampler chain of a request.
@@ -56,9 +62,28 @@ class Loaded:
     windows: Windows
     stop: Cancel = field(default_factory=Cancel)
     measured: Callable[[Report], EngineInfo] | None = None
+    layouts: Callable[[Report, Sequence[int]], Mapping[bool, Mapping[int, float]]] | None = None
     kv_ram: int = 0
     shelf: Shelf | None = None
     close: Callable[[], None] = lambda: None
+
+    def time_layouts(self, report: Report, cancel: Cancel) -> bool:
+        """Time the layouts of the target's weights, once, in a minute that other programs did not
+        slow; return False if ``cancel`` ended that."""
+        if self.layouts is None:
+            return True
+        try:
+            with self.stop.following(cancel):
+                found = self.layouts(report, ROWS)
+            if crowded():
+                return True
+            self.windows.learn_layouts(found)
+        except Cancelled:
+            return False
+        except SpecllamaError as error:
+            logger.info("the other layout of the weights is not timed: %s", error)
+        self.layouts = None
+        return True
 
     def measure(self, report: Report, cancel: Cancel) -> bool:
         """Measure what is unknown, and report it; return False if ``cancel`` ended that."""
@@ -108,7 +133,10 @@ def load(opening: OpeningPair) -> Loaded:
         methods=method.menu(drafters[0].facts),
         lanes=lanes,
         reads_ahead=lanes == 1 and not pool.forgets,
+        here=opened.here,
     )
+
+    windows = Windows(open_profile(info), info)
 
     def measured(report: Report) -> EngineInfo:
         return replace(info, **_exactness(opened.measure(report), pool))
@@ -119,9 +147,10 @@ def load(opening: OpeningPair) -> Loaded:
         slots=slots,
         prompting=Prompting(vocab, opened.template, opened.bos, opened.eos),
         chains=chains,
-        windows=Windows(open_profile(info), info),
+        windows=windows,
         stop=opening.stop,
         measured=measured,
+        layouts=None if windows.profile.costs.other else opened.layouts,
         kv_ram=idle if options.parallel > 1 else 0,
         shelf=_shelf(opened, own, options.kv_disk, idle),
         close=opened.close,

@@ -1,40 +1,46 @@
 """The measurements of a pair on this machine, kept between runs so that the next one is warm.
 
-One JSON file per pair and settings (device, layers on the GPU, threads, KV types) under
-``profiles_dir()``: the cost tables, what the draft window learnt per rule and temperature band, the
-ledger of the pair, and the latest advice of ``specllama tune``. Several processes may share it: see
-``store/profile_file.py``. A file that is missing or of another version is passed over, a damaged
-one begun anew with a word about it; a folder that cannot be written to only means that nothing is
-kept.
+One JSON file per pair and settings (processor, build, layout of the weights, device, layers on the
+GPU, threads, KV types) under ``profiles_dir()``: the cost tables, what the draft window learnt per
+rule and temperature band, the ledger of the pair, and the latest advice of ``specllama tune``.
+Several processes may share it: see ``store/profile_file.py``. A file that is missing or of another
+version is passed over, a damaged one begun anew with a word about it; a folder that cannot be
+written to only means that nothing is kept.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from specllama.engine.remedies import Weighed, kept_in, newest, ranked
 from specllama.interface import EngineInfo, ModelInfo
-from specllama.rates import cannot_gain
+from specllama.rates import Remedy
 from specllama.settings import method_list
 from specllama.settings.params import GenerateParams
 from specllama.speculative.policy.baseline import Baseline, PlainSteps
 from specllama.speculative.policy.costs import Costs
-from specllama.speculative.policy.learned import Learned
+from specllama.speculative.policy.learned import Acceptance, Learned
 from specllama.speculative.policy.ledger import Ledger
 from specllama.speculative.policy.policy import Policy
 from specllama.speculative.rules import rule_of
-from specllama.speculative.types import Booking
 from specllama.speculative.window import Window
 from specllama.store import profile_file as store
+from specllama.verdict import TimedRound
+
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
 
 _T = TypeVar("_T")
 
-SCHEMA = "specllama.profile.v7"
+SCHEMA = "specllama.profile.v8"
 
 # Upper ends of the temperature bands; sampling noise changes what a draft's confidence is worth.
 _BANDS = ((0.0, "greedy"), (0.5, "cool"), (0.9, "warm"), (1.2, "hot"))
@@ -54,10 +60,13 @@ def pair_key(info: EngineInfo) -> dict[str, Any]:
     models, ``cache`` and ``layers`` name both. The context length is left out: nothing that is kept
     depends on it, so a server starts with the lessons of one chat.
     """
-    models = [info.target] if info.draft is None else [info.target, info.draft]
+    target, draft = info.target, info.draft
+    models = [target] if draft is None else [target, draft]
     return {
-        "target": _model_key(info.target),
-        "draft": "none" if info.draft is None else _model_key(info.draft),
+        "here": info.here,
+        **_target_key(target),
+        "layout": target.layout,
+        "draft": "none" if draft is None else f"{_draft_key(draft)}, {draft.layout})",
         "device": f"{info.device}, flash attention {'on' if info.flash_attn else 'off'}"
         + _padding(info.widths),
         "threads": info.threads,
@@ -71,9 +80,17 @@ def profile_path(key: Mapping[str, Any], folder: Path) -> Path:
     return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 
-def _model_key(model: ModelInfo) -> str:
-    layout = "" if model.repacked else " as stored"
-    return f"{model.name} {model.quantization} {model.n_params} {model.file_bytes}{layout}"
+def _target_key(target: ModelInfo | GgufHeader) -> dict[str, str]:
+    kind = target.quantization  # models are called as their files are
+    name = re.sub(re.escape(kind), "", target.name, flags=re.IGNORECASE).rstrip("-._ ")
+    return {
+        "model": f"{name} {target.n_params}",
+        "target": f"{kind} {target.file_bytes}",
+    }
+
+
+def _draft_key(draft: ModelInfo | GgufHeader) -> str:
+    return f"{draft.name} {draft.quantization} ({draft.n_params}, {draft.file_bytes}"
 
 
 class Profile:
@@ -106,6 +123,10 @@ class Profile:
             twin._adopt(self._data())
             twin.warm = True
         return twin
+
+    def kept(self, key: Mapping[str, Any]) -> Weighed:
+        """Return the part of it that changes of its pair, of this key, are weighed by."""
+        return Weighed(key, self.costs, self._bands)
 
     def learned(self, name: str) -> Learned:
         return self._bands.setdefault(name, Learned())
@@ -188,6 +209,7 @@ class Profile:
             _all_become(band.sources, theirs.sources)
             _all_become(band.asked, theirs.asked)
             band.pace = theirs.pace
+        self.costs.other = costs.other
         self.advice = advice if isinstance(advice, dict) else None
 
     def _data(self) -> store.Data:
@@ -248,6 +270,26 @@ def open_profile(info: EngineInfo, folder: Path | None = None) -> Profile:
     return Profile(profile_path(key, folder or profiles_dir()), key)
 
 
+def remedies_of(
+    here: str,
+    target: ModelInfo | GgufHeader,
+    draft: ModelInfo | GgufHeader | None,
+    layout: str = "",
+) -> tuple[Remedy, ...] | None:
+    """Return the changes that would make a pair of files faster, by its newest profile; None if it
+    was never measured.
+
+    Args:
+        here: see ``EngineInfo``. layout: of the target's weights, if it matters.
+    """
+    from specllama.paths import profiles_dir
+
+    wanted = {"here": here, **_target_key(target), **({"layout": layout} if layout else {})}
+    kept = kept_in(profiles_dir(), SCHEMA, here)
+    mine = newest(kept, wanted, "none" if draft is None else _draft_key(draft))
+    return None if mine is None else ranked(mine, kept)
+
+
 def _padding(widths: tuple[int, ...]) -> str:
     """Describe how passes are padded: that decides their cost."""
     filled = widths != tuple(range(1, len(widths) + 1))
@@ -270,6 +312,32 @@ class Windows:
             profile.costs.draft_share = min(
                 max(1.2 * info.draft.file_bytes / info.target.file_bytes, 0.01), 2.0
             )
+
+    def learn_layouts(self, times: Mapping[bool, Mapping[int, float]]) -> None:
+        """Keep the times of passes by layout: what is missing of this one's, and the other's."""
+        costs, repacked = self.profile.costs, self.info.target.repacked
+        mine, one = times[repacked], times[repacked][1]
+        scale = (costs.target.ms(1) or one) / one  # another minute, another speed
+        for rows in sorted(mine):
+            if not costs.target.known(rows):
+                costs.target.set(rows, mine[rows] * scale)
+        costs.other = {rows: ms / one for rows, ms in times[not repacked].items()}
+        self.profile.save()
+
+    def remedies(
+        self,
+        params: GenerateParams,
+        rounds: Sequence[TimedRound] = (),
+        tested: tuple[int, int] | None = None,
+    ) -> tuple[Remedy, ...]:
+        """Return the changes that would have written these rounds faster, see ``remedies``;
+        ``tested``: the draft model's guesses of a measurement, and how many of them were kept."""
+        mine, path = self.profile.kept(pair_key(self.info)), self.profile.path
+        if tested:
+            draft = Acceptance(mean=tested[1] / max(tested[0], 1), labels=tested[0])
+            mine = replace(mine, bands={band(params): Learned({"draft": draft})})
+        others = [] if path is None else kept_in(path.parent, SCHEMA, self.info.here)
+        return ranked(mine, others, band(params), rounds)
 
     def trouble(self) -> str:
         """Explain why an existing profile was not used; once, "" afterwards."""
@@ -298,13 +366,3 @@ class Windows:
     def baseline(self, depth: int) -> Baseline | None:
         """Return the time of a plain step after N tokens, None before one was timed."""
         return self.steps.typical(depth, self.profile.costs.target.deep_ms)
-
-    def cannot_gain(self, booking: Booking) -> str:
-        """Explain why no draft model can pay on this machine; "" if one could, or if unknown."""
-        costs = self.profile.costs
-        target, steps = costs.target, costs.steps(booking)
-        if target.level is None or not target.known(2):
-            return ""
-        # one step of a busy moment says nothing of the machine
-        step = steps.ms(1) if steps.known(1) else target.level * costs.draft_share
-        return cannot_gain(step, target.upto(9))

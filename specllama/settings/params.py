@@ -477,8 +477,8 @@ class EngineOptions:
     use_mmap: bool = setting(True, "Map model files instead of reading them.", name="mmap")
     repack: Repacking = setting(
         "auto",
-        "Rearrange weights for wide products on a CPU; auto measures once per model, and takes the "
-        "layout whose passes are bitwise, else the faster one.",
+        "Rearrange weights for wide products on a CPU; auto takes the layout whose passes are "
+        "bitwise, by the types of the weights. Where the other one is faster, verdicts name it.",
         choices=("auto", "on", "off"),
     )
     use_mlock: bool = setting(
