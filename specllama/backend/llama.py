@@ -13,19 +13,23 @@ import ctypes
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llama_cpp as ll
 
 from specllama.backend import trial
 from specllama.backend.devices import devices as all_devices
 from specllama.backend.devices import ggml, gpus, handles
+from specllama.backend.embedding import Embedding
 from specllama.backend.llama_log import last_words, recent, start, supports_gpu
 from specllama.backend.llama_vocab import LlamaVocab
 from specllama.backend.placement import CPU, Placement
 from specllama.cancel import Cancel
 from specllama.errors import Cancelled, CannotLoad, UnsupportedModel, UsageError
 from specllama.settings.hardware import Adapter
+
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
 
 _LOAD_MODES = {  # by whether to map the file, and whether to keep it in memory
     (True, True): ll.LLAMA_LOAD_MODE_MMAP_MLOCK,
@@ -124,6 +128,7 @@ class LlamaModel:
     """A loaded GGUF file. Pools made from it share its weights.
 
     Args:
+        trimmed: the file's header, where it knows only some of its tokens.
         longest: bytes of the longest token text.
         gpu_layers, devices: how many layers go to which devices; None lets llama.cpp choose.
         place: where layers and tensors go, instead of these.
@@ -141,6 +146,7 @@ class LlamaModel:
         self,
         path: Path,
         *,
+        trimmed: GgufHeader | None = None,
         pre: str = "",
         longest: int = 0,
         gpu_layers: str = "auto",
@@ -157,6 +163,7 @@ class LlamaModel:
     ) -> None:
         start()
         self.path = path
+        self.embedding = None if trimmed is None else Embedding(trimmed)
         self.stop = stop = stop or Cancel()
         params = ll.llama_model_default_params()
         if place is not None:
@@ -213,6 +220,11 @@ class LlamaModel:
     @property
     def handle(self) -> Any:
         return self._model
+
+    @property
+    def n_vocab(self) -> int:
+        """Tokens that it reads."""
+        return self.vocab.n_tokens if self.embedding is None else self.embedding.n_vocab
 
     @property
     def last_device(self) -> str:

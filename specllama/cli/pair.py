@@ -210,7 +210,10 @@ def _show_one(header: GgufHeader, finding: DraftFinding) -> None:
             rows.append(["✗" if kind in kinds else "✓", title, kinds.get(kind, fine)])
 
         check("tokenizer", "tokenizer", f"{header.tokenizer_model}, the same")
-        check("vocabulary", "vocabulary", f"{report.target_vocab:,} and {report.draft_vocab:,}")
+        sizes = f"{report.target_vocab:,} and {report.draft_vocab:,}"
+        if judged.draft and judged.draft.rows:
+            sizes += f", of which it guesses {judged.draft.rows:,}"
+        check("vocabulary", "vocabulary", sizes)
         fine = "the same" if report.shared == 1 else f"{report.shared:.1%} of the ids are the same"
         check("token", "token texts", fine)
         rows += [["", "", str(difference)] for difference in report.differences[1:]]

@@ -54,6 +54,7 @@ def _shown(one: LoadedModel) -> Opened:
         kv_types="/".join(kinds),
         repacked=model.repacks,
         card=read_card(header.metadata).values,
+        draft_tokens=header.rows or None,
     )
     key = state_key(one) if options.kv_disk != "off" else ""
     return Opened(pool, model.vocab, info, key)
@@ -136,6 +137,7 @@ def _load_as(
         is_target = role == "target"
         model = llama.LlamaModel(
             header.path,
+            trimmed=header if header.rows else None,
             pre=header.pre_tokenizer or "",
             longest=header.longest_token,
             gpu_layers="0",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specllama.backend import devices, placement, planning, rpc, trial
-from specllama.errors import DoesNotFit
+from specllama.errors import DoesNotFit, PairIncompatible
 from specllama.models import context, memory, running_state
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.judgement import pair_memory
@@ -207,6 +207,12 @@ def read_pair(target: Path, draft: Path | None, options: EngineOptions) -> Pair:
         second = read_header(draft)
         check_loadable(second, "draft")
         translated = options.allow_other_vocab and not compare(header, second).compatible
+        if translated and second.rows:
+            raise PairIncompatible(
+                f"{second.path.name} knows only {second.rows:,} of its tokens: too few to be "
+                "translated",
+                "draft with the whole model",
+            )
         for warning in () if translated else require_pair(header, second).warnings:
             logger.info("pair: %s", warning)
     for text in options.loras:

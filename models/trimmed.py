@@ -1,0 +1,142 @@
+"""A draft model that knows fewer words: a copy of a file with some rows of its output only.
+
+    specllama quantize DRAFT OUT --draft-tokens 32768
+
+llama.cpp wants as many rows of the output as tokens, so to it the copy is a model without a
+tokenizer, whose tokens are these rows. A text may hold any token, so it is read as embeddings:
+
+    specllama.says          the model's token of each row, ascending
+    specllama.tokenizer.*   the model's tokenizer; ``gguf`` gives these keys their own names back
+    specllama.embedding     the type of the whole embedding matrix, which lies after the tensors
+
+The rows that both files have are computed alike, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specllama.arrays import IntArray
+from specllama.errors import BadGguf, UnsupportedModel
+from specllama.models.ggml_types import tensor_bytes
+from specllama.models.gguf import OURS, GgufHeader, read_header
+from specllama.models.gguf_format import TensorInfo
+from specllama.models.gguf_writer import ALIGNMENT, TYPE_IDS, Value, stored, write_gguf
+from specllama.models.loadable import check_loadable
+from specllama.models.pairing import unused
+from specllama.models.tensors import Bytes
+from specllama.models.words import NORMAL, SAYS, is_table, likeliest, rows_of
+
+EMBEDDING = "specllama.embedding"
+TABLE = "token_embd.weight"
+# whose graphs scale tokens' embeddings by the root of their width, and leave others as they are
+SCALED = frozenset({"gemma3", "gemma4"})
+# whose graphs need the tokens themselves, or end the process without them
+_NEED_TOKENS = frozenset({"deepseek4", "glm4", "glm4moe", "granite-switch", "qwen4exp", "cogvlm"})
+_SPECIAL = (3, 4)  # types of control tokens and of those that a user defined
+_BYTE = 6
+# Of a vocabulary that lists characters behind all words: as many words are kept for each of them
+_WORDS_A_CHARACTER = 8
+
+
+def check_source(header: GgufHeader) -> None:
+    """Check that such a copy can be made of a model.
+
+    Raises:
+        BadGguf, UnsupportedModel: it cannot, and why.
+    """
+    check_loadable(header, "draft")
+    name, arch, size = header.path.name, header.architecture, header.vocab_size
+    if header.rows:
+        raise UnsupportedModel(f"{name} knows only {header.rows:,} tokens already")
+    if len(header.parts) > 1:
+        raise UnsupportedModel(f"{name} is split; only one file is made smaller")
+    tables = [t for t in header.tensors if size in t.shape and not t.name.startswith("blk.")]
+    other = [t.name for t in tables if not is_table(t, size)]
+    layered = (header.integer(header.own("n_deepstack_layers")) or 0) > 0
+    if other or layered or arch in _NEED_TOKENS:
+        why = f"{other[0]} depends on them" if other else f"{arch} models read them"
+        raise UnsupportedModel(f"{name} cannot do without tokens: {why} in every layer")
+
+
+def choose(header: GgufHeader, n: int, counts: Mapping[int, int]) -> IntArray:
+    """Choose the tokens that a copy knows, ascending; see ``words.likeliest``.
+
+    Special tokens stay. SentencePiece lists characters, the most frequent ones first, behind all
+    words: they take their turns among these.
+    """
+    types, texts = header.token_types(), header.token_bytes
+    special = {i for i, kind in enumerate(types) if kind in _SPECIAL}
+    order: dict[int, int] = {}
+    if header.tokenizer_model == "llama":
+        single = [
+            i for i, text in enumerate(texts)
+            if types[i] == NORMAL and len(text.decode("utf-8", "replace")) == 1
+        ]  # fmt: skip
+        order = {token: _WORDS_A_CHARACTER * place for place, token in enumerate(single)}
+    last = len(texts)
+    padding = unused(header, range(last))
+    order |= dict.fromkeys([i for i, kind in enumerate(types) if kind == _BYTE], last)
+    order |= dict.fromkeys(padding, 2 * last)
+    return likeliest(header, n, Counter(counts), special - padding, order)
+
+
+def write(header: GgufHeader, destination: Path, says: IntArray) -> GgufHeader:
+    """Write the copy that guesses these tokens only; its header.
+
+    Raises:
+        BadGguf, UnsupportedModel: see ``check_source``.
+        SpecllamaError: it cannot be written.
+    """
+    check_source(header)
+    size, n = header.vocab_size, len(says)
+    values: dict[str, Value] = {}
+    for key, value in stored(header, "").items():
+        values[OURS + key if key.startswith("tokenizer.") else key] = value
+    values |= {
+        header.own("vocab_size"): n,
+        "tokenizer.ggml.model": "no_vocab",
+        SAYS: says,
+        EMBEDDING: header.by_name[TABLE].type,
+    }
+    tensors: dict[str, tuple[Any, str]] = {}
+    for info in header.tensors:
+        kept = says if is_table(info, size) else None
+        tensors[info.name] = rows_of(header, info, kept), info.type
+    write_gguf(destination, values, tensors, tail=rows_of(header, header.by_name[TABLE]))
+    return read_header(destination)
+
+
+def read_embedding(header: GgufHeader) -> tuple[Bytes, str]:
+    """Map the whole embedding matrix of a copy: [tokens, bytes of a row], and its type.
+
+    Raises:
+        BadGguf: it is not there.
+    """
+    kind, last = header.text(EMBEDDING) or "", header.tensors[-1]
+    n, width = header.vocab_size, header.embedding_length
+    if kind not in TYPE_IDS:
+        raise BadGguf(f"{header.path.name}: {EMBEDDING} is {kind!r}, not a type")
+    row = tensor_bytes(TYPE_IDS[kind], width)
+    at = header.data_offset + last.offset + last.n_bytes
+    at += -at % ALIGNMENT
+    if header.file_bytes < at + n * row:
+        raise BadGguf(f"{header.path.name}: its embedding is cut short", "make the file again")
+    return np.memmap(header.path, np.uint8, "r", at, (n, row)), kind
+
+
+def work(header: GgufHeader, n: int) -> float:
+    """Return the bytes that a step of a copy of ``n`` tokens reads, as a share of the model's."""
+    out = header.by_name.get("output.weight") or header.by_name[TABLE]
+    read = sum(_read(header, info) for info in header.tensors)
+    return 1 - out.n_bytes * (1 - n / header.vocab_size) / read
+
+
+def _read(header: GgufHeader, info: TensorInfo) -> int:
+    tied = "output.weight" not in header.by_name
+    return info.n_bytes if tied or info.name != TABLE else 0
