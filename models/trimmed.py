@@ -7,22 +7,27 @@ tokenizer, whose tokens are these rows. A text may hold any token, so it is read
 
     specllama.says          the model's token of each row, ascending
     specllama.tokenizer.*   the model's tokenizer; ``gguf`` gives these keys their own names back
-    specllama.embedding     the type of the whole embedding matrix, which lies after the tensors
+    specllama.embedding     the type of the whole embedding matrix, which lies after the tensors, or
+                            is read from the whole model's file
 
-The rows that both files have are computed alike, bit for bit.
+The rows that both files have are computed alike, bit for bit. Copies that are made by themselves:
+
+    <cache>/drafts/<model>-32768/NAME.gguf    <model> is a fingerprint of the whole model's file
 """
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from specllama import paths
 from specllama.arrays import IntArray
-from specllama.errors import BadGguf, UnsupportedModel
+from specllama.errors import BadGguf, SpecllamaError, UnsupportedModel
 from specllama.models.ggml_types import tensor_bytes
 from specllama.models.gguf import OURS, GgufHeader, read_header
 from specllama.models.gguf_format import TensorInfo
@@ -86,8 +91,19 @@ def choose(header: GgufHeader, n: int, counts: Mapping[int, int]) -> IntArray:
     return likeliest(header, n, Counter(counts), special - padding, order)
 
 
-def write(header: GgufHeader, destination: Path, says: IntArray) -> GgufHeader:
+def write(
+    header: GgufHeader,
+    destination: Path,
+    says: IntArray,
+    *,
+    alone: bool = True,
+    written: Callable[[float], object] | None = None,
+) -> GgufHeader:
     """Write the copy that guesses these tokens only; its header.
+
+    Args:
+        alone: it is of use without the whole model's file.
+        written: see ``write_gguf``.
 
     Raises:
         BadGguf, UnsupportedModel: see ``check_source``.
@@ -108,12 +124,16 @@ def write(header: GgufHeader, destination: Path, says: IntArray) -> GgufHeader:
     for info in header.tensors:
         kept = says if is_table(info, size) else None
         tensors[info.name] = rows_of(header, info, kept), info.type
-    write_gguf(destination, values, tensors, tail=rows_of(header, header.by_name[TABLE]))
+    tail = rows_of(header, header.by_name[TABLE]) if alone else None
+    write_gguf(destination, values, tensors, written, tail)
     return read_header(destination)
 
 
-def read_embedding(header: GgufHeader) -> tuple[Bytes, str]:
+def read_embedding(header: GgufHeader, whole: GgufHeader | None = None) -> tuple[Bytes, str]:
     """Map the whole embedding matrix of a copy: [tokens, bytes of a row], and its type.
+
+    Args:
+        whole: the model that it is a copy of, where its file has to be at hand.
 
     Raises:
         BadGguf: it is not there.
@@ -125,9 +145,12 @@ def read_embedding(header: GgufHeader) -> tuple[Bytes, str]:
     row = tensor_bytes(TYPE_IDS[kind], width)
     at = header.data_offset + last.offset + last.n_bytes
     at += -at % ALIGNMENT
-    if header.file_bytes < at + n * row:
-        raise BadGguf(f"{header.path.name}: its embedding is cut short", "make the file again")
-    return np.memmap(header.path, np.uint8, "r", at, (n, row)), kind
+    file = header
+    if whole is not None and header.file_bytes < at + n * row:
+        file, at = whole, whole.data_offset + whole.by_name[TABLE].offset
+    if file.file_bytes < at + n * row:
+        raise BadGguf(f"{file.path.name}: the embedding is cut short", "make the file again")
+    return np.memmap(file.path, np.uint8, "r", at, (n, row)), kind
 
 
 def work(header: GgufHeader, n: int) -> float:
@@ -140,3 +163,35 @@ def work(header: GgufHeader, n: int) -> float:
 def _read(header: GgufHeader, info: TensorInfo) -> int:
     tied = "output.weight" not in header.by_name
     return info.n_bytes if tied or info.name != TABLE else 0
+
+
+# -- those that were made in the cache -------------------------------------------------------------
+
+
+def folder() -> Path:
+    return paths.cache_dir() / "drafts"
+
+
+def place(header: GgufHeader, n: int) -> Path:
+    """Return the path of a copy in the cache, which goes on reading the model's own embedding."""
+    return folder() / f"{header.fingerprint}-{n}" / header.path.name
+
+
+def copies(of: Path | None = None) -> list[tuple[Path, int]]:
+    """List the copies in the cache and their bytes, newest first: all, or those of one model."""
+    try:
+        name = "*" if of is None else f"{read_header(of).fingerprint}-*"
+    except (SpecllamaError, OSError):
+        return []
+    found = [(file, file.stat()) for file in folder().glob(f"{name}/*.gguf")]
+    found.sort(key=lambda one: -one[1].st_mtime)
+    return [(file, about.st_size) for file, about in found]
+
+
+def keep_within(most: int, stays: Path) -> None:
+    """Delete the oldest copies beyond so many bytes."""
+    total = 0
+    for file, n_bytes in copies():
+        total += n_bytes
+        if total > most and file != stays:
+            shutil.rmtree(file.parent, ignore_errors=True)

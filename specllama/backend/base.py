@@ -21,6 +21,7 @@ from specllama.backend.hidden import HiddenRows as HiddenRows
 from specllama.backend.kernels import Kernels
 
 if TYPE_CHECKING:
+    from specllama.cancel import Cancel
     from specllama.events import Report
     from specllama.interface import ModelInfo
 
@@ -489,6 +490,7 @@ class OpenedPair:
         translated: the draft model has a vocabulary of its own.
         exactness: of the target's passes, as its pool's ``kernels`` state it.
         measure: finds that out where it is not known yet, and tells how far it is.
+        prepare: makes at rest what the next opening may use, until it is cancelled; None: nothing.
         own: opens what drafts for this target only, for all of its lanes.
         template: Jinja chat template, None for raw prompts; ``bos`` and ``eos``: texts for it.
         close: frees the models.
@@ -499,6 +501,7 @@ class OpenedPair:
     translated: bool = False
     exactness: Exactness = field(default_factory=Exactness)
     measure: Callable[[Report], Exactness] = lambda report: Exactness()
+    prepare: Callable[[Report, Cancel], None] | None = None
     own: Callable[[], Own] = Own
     template: str | None = None
     bos: str = ""

@@ -10,7 +10,6 @@ import numpy as np
 
 from specllama.arrays import IntArray, Rows
 from specllama.backend.devices import ggml
-from specllama.models.ggml_types import TENSOR_TYPES
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_writer import TYPE_IDS
 from specllama.models.trimmed import SCALED, read_embedding
@@ -33,6 +32,9 @@ class _Traits(ctypes.Structure):
 class Embedding:
     """The tokens of a draft model that has rows of some only.
 
+    Args:
+        whole: see ``read_embedding``.
+
     Attributes:
         spread: its rows, over all tokens.
         n_vocab: all of them.
@@ -42,10 +44,10 @@ class Embedding:
         CannotLoad: this build of llama.cpp does not decode the matrix.
     """
 
-    def __init__(self, header: GgufHeader) -> None:
+    def __init__(self, header: GgufHeader, whole: GgufHeader | None = None) -> None:
         self.n_vocab = header.vocab_size
         self.spread = Spread(read_says(header, self.n_vocab, header.rows), self.n_vocab)
-        self._table, kind = read_embedding(header)
+        self._table, kind = read_embedding(header, whole)
         self.width = header.embedding_length
         # as the graph does it for tokens
         self._scale = math.sqrt(self.width) if header.architecture in SCALED else 0.0
@@ -53,7 +55,6 @@ class Embedding:
         if kind != "F32":
             traits = ggml("ggml_get_type_traits", ctypes.POINTER(_Traits), ctypes.c_int)
             self._decode = traits(TYPE_IDS[kind]).contents.to_float
-        assert TENSOR_TYPES[TYPE_IDS[kind]].name == kind
 
     def write(self, tokens: IntArray, into: Rows) -> None:
         """Write the vectors of tokens [n] to the first rows of ``into``, as llama.cpp reads

@@ -13,7 +13,7 @@ import ctypes
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import llama_cpp as ll
 
@@ -27,9 +27,6 @@ from specllama.backend.placement import CPU, Placement
 from specllama.cancel import Cancel
 from specllama.errors import Cancelled, CannotLoad, UnsupportedModel, UsageError
 from specllama.settings.hardware import Adapter
-
-if TYPE_CHECKING:
-    from specllama.models.gguf import GgufHeader
 
 _LOAD_MODES = {  # by whether to map the file, and whether to keep it in memory
     (True, True): ll.LLAMA_LOAD_MODE_MMAP_MLOCK,
@@ -128,7 +125,7 @@ class LlamaModel:
     """A loaded GGUF file. Pools made from it share its weights.
 
     Args:
-        trimmed: the file's header, where it knows only some of its tokens.
+        embedding: of a model that knows only some of its tokens.
         longest: bytes of the longest token text.
         gpu_layers, devices: how many layers go to which devices; None lets llama.cpp choose.
         place: where layers and tensors go, instead of these.
@@ -146,7 +143,7 @@ class LlamaModel:
         self,
         path: Path,
         *,
-        trimmed: GgufHeader | None = None,
+        embedding: Embedding | None = None,
         pre: str = "",
         longest: int = 0,
         gpu_layers: str = "auto",
@@ -163,7 +160,7 @@ class LlamaModel:
     ) -> None:
         start()
         self.path = path
-        self.embedding = None if trimmed is None else Embedding(trimmed)
+        self.embedding = embedding
         self.stop = stop = stop or Cancel()
         params = ll.llama_model_default_params()
         if place is not None:

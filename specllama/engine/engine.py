@@ -173,13 +173,19 @@ class Engine:
 
     @property
     def unmeasured(self) -> bool:
-        """True if a drafting or shared pass may come, and none were compared here yet."""
-        return not self.info.exact_rows and (self.info.lanes > 1 or self._drafts)
+        """True if a drafting or shared pass may come, and none were compared here yet; or if there
+        is something to make for the next time."""
+        if not self.info.exact_rows:
+            return self.info.lanes > 1 or self._drafts
+        return self._drafts and self._loaded.prepare is not None
 
     def measure(self, report: Report = None, *, cancel: Cancel | None = None) -> bool:
         """Compare passes of several rows with single steps; see ``Stepped``."""
         with self._alone():
-            return bool(self.info.exact_rows) or self._loaded.measure(report, cancel or Cancel())
+            cancel = cancel or Cancel()
+            if not self.info.exact_rows:
+                return self._loaded.measure(report, cancel)
+            return not self.unmeasured or self._loaded.make_ready(report, cancel)
 
     def keep(self) -> None:
         """Hand idle conversations to the thread that writes them to disk; return at once."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from contextlib import ExitStack
+from functools import partial
 from importlib import import_module
 from typing import Any, Literal
 
@@ -14,9 +16,11 @@ from specllama.backend import llama, verdicts
 from specllama.backend.attention import can_switch
 from specllama.backend.base import Opened, OpenedPair, Own
 from specllama.backend.cores import crowded, physical_cores
+from specllama.backend.embedding import Embedding
 from specllama.backend.exactness import Exactness
 from specllama.backend.llama_pool import LlamaPool, LoadedModel, open_pool
 from specllama.cancel import Cancel
+from specllama.engine import fewer_words
 from specllama.engine.gguf_pair import Pair
 from specllama.engine.probing import exactness_of, state_key
 from specllama.errors import CannotLoad
@@ -28,6 +32,7 @@ from specllama.models.nextn_blocks import why_not
 from specllama.replies.card import read_card
 from specllama.settings.hardware import Adapter
 from specllama.settings.params import EngineOptions
+from specllama.store.sessions import last_replies
 
 logger = logging.getLogger("specllama.engine.gguf_models")
 
@@ -83,18 +88,33 @@ def open_models(pair: Pair, on_progress: Report, stop: Cancel) -> OpenedPair:
 
             return open_own(target, options.heads)
 
+        prepare = None
+        if draft is not None and not pair.translated and fewer_words.wanted(draft.header, options):
+            prepare = partial(_make_fewer_words, target, draft)
         return OpenedPair(
             target=_shown(target),
             draft=None if draft is None else _shown(draft),
             translated=pair.translated,
             exactness=exactness,
             measure=measure,
+            prepare=prepare,
             own=own,
             template=target.header.chat_template,
             bos=target.model.vocab.bos_text,
             eos=target.model.vocab.eos_text,
             close=closing.pop_all().close,
         )
+
+
+def _make_fewer_words(
+    target: LoadedModel, draft: LoadedModel, report: Report, stop: Cancel
+) -> None:
+    """Make a copy of the draft model that knows the words which this person's replies hold."""
+    vocab = target.model.vocab
+    counts: Counter[int] = Counter()
+    for text in last_replies():
+        counts.update(vocab.tokenize(text, add_special=False, parse_special=False))
+    fewer_words.make_at_rest(draft.header, draft.options, counts, report, stop)
 
 
 def _prepare(template: str | None) -> None:
@@ -137,7 +157,7 @@ def _load_as(
         is_target = role == "target"
         model = llama.LlamaModel(
             header.path,
-            trimmed=header if header.rows else None,
+            embedding=Embedding(header, pair.whole) if header.rows else None,
             pre=header.pre_tokenizer or "",
             longest=header.longest_token,
             gpu_layers="0",

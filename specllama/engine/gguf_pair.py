@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specllama.backend import devices, placement, planning, rpc, trial
+from specllama.engine import fewer_words
 from specllama.errors import DoesNotFit, PairIncompatible
 from specllama.models import context, memory, running_state
 from specllama.models.gguf import GgufHeader, read_header
@@ -35,6 +36,7 @@ class Pair:
 
     Attributes:
         target, draft: their headers.
+        whole: the model of which the draft is a copy in the cache (``fewer_words``).
         translated: the draft speaks other tokens than the target.
         length: of the context, and why it was chosen.
         options: as they were given.
@@ -49,6 +51,7 @@ class Pair:
     options: EngineOptions
     plan: placement.OffloadPlan | None = None
     lanes: int = 1
+    whole: GgufHeader | None = None
 
     @property
     def n_ctx(self) -> int:
@@ -202,7 +205,8 @@ def read_pair(target: Path, draft: Path | None, options: EngineOptions) -> Pair:
     rpc.use(options.rpc)
     header = read_header(target)
     check_loadable(header, "target")
-    second, translated = None, False
+    second = whole = None
+    translated = False
     if draft is not None:
         second = read_header(draft)
         check_loadable(second, "draft")
@@ -215,10 +219,13 @@ def read_pair(target: Path, draft: Path | None, options: EngineOptions) -> Pair:
             )
         for warning in () if translated else require_pair(header, second).warnings:
             logger.info("pair: %s", warning)
+        if not translated and (copy := fewer_words.chosen(second, options)) is not None:
+            second, whole = copy, second
     for text in options.loras:
         adapter = Path(Adapter.read(text).path)
         check_adapter(read_header(adapter), header)
-    pair = with_context(Pair(header, second, translated, context.LEAST_LENGTH, options))
+    made = Pair(header, second, translated, context.LEAST_LENGTH, options, whole=whole)
+    pair = with_context(made)
     for line in pair.lines():
         logger.info("%s", line)
     return pair.fitting()

@@ -39,6 +39,7 @@ class Loaded:
     Attributes:
         info: what to show people; replaced once more was measured.
         measured: measures what is not known yet, tells how far it is, and states it.
+        prepare: see ``OpenedPair``.
         slots: places for conversations, whose lanes are of one pool; at least one.
         prompting: prompts in the target's tokens.
         chains: the sampler chain of a request.
@@ -56,6 +57,7 @@ class Loaded:
     windows: Windows
     stop: Cancel = field(default_factory=Cancel)
     measured: Callable[[Report], EngineInfo] | None = None
+    prepare: Callable[[Report, Cancel], None] | None = None
     kv_ram: int = 0
     shelf: Shelf | None = None
     close: Callable[[], None] = lambda: None
@@ -72,6 +74,16 @@ class Loaded:
         for slot in self.slots:
             if self.info.is_exact(slot.target.max_rows, line=False):
                 slot.held = slot.held.cut(0)  # its passes were exact before that was known
+        return True
+
+    def make_ready(self, report: Report, cancel: Cancel) -> bool:
+        """Make what the next opening may use; return False if ``cancel`` ended that."""
+        try:
+            if self.prepare is not None:
+                self.prepare(report, cancel)
+        except Cancelled:
+            return False
+        self.prepare = None
         return True
 
 
@@ -122,6 +134,7 @@ def load(opening: OpeningPair) -> Loaded:
         windows=Windows(open_profile(info), info),
         stop=opening.stop,
         measured=measured,
+        prepare=opened.prepare,
         kv_ram=idle if options.parallel > 1 else 0,
         shelf=_shelf(opened, own, options.kv_disk, idle),
         close=opened.close,

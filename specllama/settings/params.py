@@ -491,6 +491,13 @@ class EngineOptions:
         False,
         "Accept a draft model with another tokenizer; its guesses are translated.",
     )
+    draft_tokens: str = speculation(
+        "auto",
+        "Words that a draft model guesses: all, or the N likeliest, in a copy made in the cache. "
+        "auto takes a copy that was made at rest where its steps take less time.",
+        metavar="auto|all|N",
+        flag=False,
+    )
     max_leaves: int = setting(16, within=(1, 256))
     draft_from: tuple[str, ...] = speculation(
         (),
@@ -581,6 +588,10 @@ class EngineOptions:
         ):
             if layers not in ("auto", "all") and not layers.isdigit():
                 raise UsageError(f"{name} must be auto, all or a count, got {layers!r}")
+        if self.draft_tokens not in ("auto", "all") and not self.draft_tokens.isdecimal():
+            raise UsageError(
+                f"draft-tokens must be auto, all or a count, got {self.draft_tokens!r}"
+            )
         endpoints(self.rpc)
         PlaceOptions(devices=self.draft_devices)
         disk_bytes(self.kv_disk)

@@ -1,0 +1,131 @@
+"""Draft models of fewer words (``models/trimmed``) that are made by themselves, in the cache.
+
+An engine makes a copy at rest, and times its steps beside those of the whole model; the pair is
+opened with it from the next time on if they take less. No text depends on that: guesses alone do.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Mapping
+
+from specllama.backend import verdicts
+from specllama.backend.cores import physical_cores
+from specllama.backend.same_rows import Compared, compare
+from specllama.cancel import Cancel
+from specllama.errors import BadGguf, Cancelled, SpecllamaError
+from specllama.events import Measuring, Report
+from specllama.models import trimmed
+from specllama.models.download import disk_error
+from specllama.models.gguf import GgufHeader, read_header
+from specllama.settings.params import EngineOptions
+
+logger = logging.getLogger("specllama.engine.fewer_words")
+
+SCHEMA = "specllama.drafts.v1"
+WORDS = 32768
+LEAST = 2 * WORDS  # words of a vocabulary that is worth it
+MOST_BYTES = 4 << 30  # of all copies; the newest stay
+PAYS = 0.9  # of a whole step
+WHAT = "making a draft model that knows fewer words"
+
+
+def chosen(whole: GgufHeader, options: EngineOptions) -> GgufHeader | None:
+    """Return the copy that drafts instead of a whole model; None for the model itself.
+
+    Raises:
+        UsageError: the number of words that was asked for cannot be had.
+        UnsupportedModel: there is no such copy of the model.
+        SpecllamaError: it cannot be written.
+    """
+    asked = options.draft_tokens
+    if asked == "all" or whole.rows:
+        return None
+    if asked != "auto":
+        n = int(asked)
+        return _made(whole, n) or _make(whole, n, {}, options, Cancel())
+    found = _made(whole, WORDS)
+    known = found and verdicts.known(SCHEMA, _key(whole, options), Compared)
+    return found if known and known.ms <= PAYS * known.whole_ms else None
+
+
+def wanted(whole: GgufHeader, options: EngineOptions) -> bool:
+    """True if a copy should be tried at rest: it may pay, and it was not tried here yet."""
+    if options.draft_tokens != "auto" or whole.rows or whole.vocab_size < LEAST:
+        return False
+    if verdicts.known(SCHEMA, _key(whole, options), Compared) is not None:
+        return False
+    try:
+        trimmed.check_source(whole)
+    except SpecllamaError:
+        return False
+    return True
+
+
+def make_at_rest(
+    whole: GgufHeader,
+    options: EngineOptions,
+    counts: Mapping[int, int],
+    report: Report,
+    stop: Cancel,
+) -> None:
+    """Make the copy, and time it.
+
+    Raises:
+        Cancelled: ``stop`` was set; nothing is left of it.
+    """
+    if report is not None:
+        report(Measuring(WHAT))
+    try:
+        _make(whole, WORDS, counts, options, stop)
+    except Cancelled:
+        raise
+    except SpecllamaError as error:  # it drafts with the whole model
+        logger.info("no draft model of fewer words: %s", error)
+        verdicts.keep(SCHEMA, _key(whole, options), Compared(0.0, 1.0, 1.0))
+
+
+def _key(whole: GgufHeader, options: EngineOptions) -> dict[str, object]:
+    how = [options.threads, options.repack]
+    return {**verdicts.circumstances(whole), "words": WORDS, "how": how}
+
+
+def _made(whole: GgufHeader, n: int) -> GgufHeader | None:
+    """Return the copy that was made earlier; None if there is none, or it is damaged."""
+    path = trimmed.place(whole, n)
+    try:
+        found = read_header(path) if path.is_file() else None
+    except (BadGguf, OSError):
+        return None
+    return found if found is not None and found.rows == n else None
+
+
+def _make(
+    whole: GgufHeader, n: int, counts: Mapping[int, int], options: EngineOptions, stop: Cancel
+) -> GgufHeader:
+    """Make a copy and keep how fast it is."""
+    path = trimmed.place(whole, n)
+
+    def written(share: float) -> None:
+        if stop.is_set():
+            raise Cancelled("a draft model was not needed any more")
+
+    try:
+        trimmed.check_source(whole)
+        says = trimmed.choose(whole, n, counts)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        copy = trimmed.write(whole, path, says, alone=False, written=written)
+        threads = options.threads or physical_cores()
+        found = compare(
+            whole.path, path, threads=threads, repack=options.repack != "off", stop=stop
+        )
+        if n == WORDS:
+            verdicts.keep(SCHEMA, _key(whole, options), found)
+    except OSError as error:
+        raise disk_error(error, path) from None
+    except BaseException:
+        shutil.rmtree(path.parent, ignore_errors=True)
+        raise
+    trimmed.keep_within(MOST_BYTES, path)
+    return copy
