@@ -16,7 +16,7 @@ from specllama.backend.same_rows import Compared, compare
 from specllama.cancel import Cancel
 from specllama.errors import BadGguf, Cancelled, SpecllamaError
 from specllama.events import Measuring, Report
-from specllama.models import trimmed
+from specllama.models import memory, trimmed
 from specllama.models.download import disk_error
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.settings.params import EngineOptions
@@ -28,6 +28,8 @@ WORDS = 32768
 LEAST = 2 * WORDS  # words of a vocabulary that is worth it
 MOST_BYTES = 4 << 30  # of all copies; the newest stay
 PAYS = 0.9  # of a whole step
+_TRIED = 4  # files' sizes of memory: of two, each perhaps once more in another layout
+_SPARE = 2 << 30  # bytes of the disk that stay free
 WHAT = "making a draft model that knows fewer words"
 
 
@@ -45,9 +47,27 @@ def chosen(whole: GgufHeader, options: EngineOptions) -> GgufHeader | None:
     if asked != "auto":
         n = int(asked)
         return _made(whole, n) or _make(whole, n, {}, options, Cancel())
+    found, share = _tried(whole, options)
+    return found if share <= PAYS else None
+
+
+def words(whole: GgufHeader, options: EngineOptions) -> str:
+    """Describe the copy that was made of a model; "" if there is none."""
+    if options.draft_tokens != "auto" or whole.rows:
+        return ""
+    found, share = _tried(whole, options)
+    if found is None:
+        return ""
+    drafts = "drafts" if share <= PAYS else "saves too little to draft"
+    return f"a copy of {found.rows:,} words {drafts}: its step takes {share:.2f} of the time"
+
+
+def _tried(whole: GgufHeader, options: EngineOptions) -> tuple[GgufHeader | None, float]:
+    """Return the copy that was made at rest, if there is one, and its step as a share of the
+    whole model's."""
     found = _made(whole, WORDS)
     known = found and verdicts.known(SCHEMA, _key(whole, options), Compared)
-    return found if known and known.ms <= PAYS * known.whole_ms else None
+    return (found, known.ms / known.whole_ms) if known else (None, 1.0)
 
 
 def wanted(whole: GgufHeader, options: EngineOptions) -> bool:
@@ -60,7 +80,7 @@ def wanted(whole: GgufHeader, options: EngineOptions) -> bool:
         trimmed.check_source(whole)
     except SpecllamaError:
         return False
-    return True
+    return trimmed.work(whole, WORDS) <= PAYS and _has_room(whole)
 
 
 def make_at_rest(
@@ -86,8 +106,20 @@ def make_at_rest(
         verdicts.keep(SCHEMA, _key(whole, options), Compared(0.0, 1.0, 1.0))
 
 
+def _has_room(whole: GgufHeader) -> bool:
+    """True if a copy fits beside what is there: on the disk, and in memory while both are tried."""
+    free = memory.available_memory()
+    if 0 < free < _TRIED * whole.file_bytes:
+        return False
+    there = next(place for place in trimmed.folder().parents if place.exists())
+    try:
+        return shutil.disk_usage(there).free > _SPARE + whole.file_bytes
+    except OSError:
+        return False
+
+
 def _key(whole: GgufHeader, options: EngineOptions) -> dict[str, object]:
-    how = [options.threads, options.repack]
+    how = [options.threads, options.repack, options.gpu_layers, options.draft_gpu_layers]
     return {**verdicts.circumstances(whole), "words": WORDS, "how": how}
 
 

@@ -89,7 +89,9 @@ def open_models(pair: Pair, on_progress: Report, stop: Cancel) -> OpenedPair:
             return open_own(target, options.heads)
 
         prepare = None
-        if draft is not None and not pair.translated and fewer_words.wanted(draft.header, options):
+        # its steps are timed on the CPU
+        on_cpu = draft is not None and draft.model.gpu_layers == 0 and not pair.translated
+        if draft is not None and on_cpu and fewer_words.wanted(draft.header, options):
             prepare = partial(_make_fewer_words, target, draft)
         return OpenedPair(
             target=_shown(target),

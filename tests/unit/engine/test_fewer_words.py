@@ -34,6 +34,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Words of a vocabulary of 332."""
     monkeypatch.setattr(fewer_words, "WORDS", N)
     monkeypatch.setattr(fewer_words, "LEAST", N)
+    monkeypatch.setattr(fewer_words, "PAYS", 0.99)  # so few words are nearly all
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def at_rest(engine: Engine) -> Iterator[Event]:
 
 
 def test_it_is_made_at_rest_and_drafts_from_the_next_time_on(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Engine.load(*pair, OPTIONS) as engine:
         assert engine.measure()
@@ -73,6 +74,9 @@ def test_it_is_made_at_rest_and_drafts_from_the_next_time_on(
     assert n_bytes < pair[1].stat().st_size
     for pays, tokens in ((0.0, None), (99.0, N)):
         monkeypatch.setattr(fewer_words, "PAYS", pays)
+        assert invoke(["pair", *map(str, pair), "-t", "1"]) == 0
+        said = "a copy of 280 words " + ("drafts: " if tokens else "saves too little to draft: ")
+        assert said in capsys.readouterr().out
         with Engine.load(*pair, OPTIONS) as engine:
             assert engine.info.draft is not None
             assert engine.info.draft.draft_tokens == tokens
@@ -130,8 +134,10 @@ def test_small_vocabularies_and_copies_are_left_alone(
     whole = read_header(pair[1])
     assert fewer_words.wanted(whole, OPTIONS)
     assert not fewer_words.wanted(whole, EngineOptions(draft_tokens="all"))
-    monkeypatch.setattr(fewer_words, "LEAST", 333)
-    assert not fewer_words.wanted(whole, OPTIONS)
+    for name, value in (("LEAST", 333), ("PAYS", 0.5), ("_TRIED", 1e9), ("_SPARE", 1 << 62)):
+        with monkeypatch.context() as patch:
+            patch.setattr(fewer_words, name, value)
+            assert not fewer_words.wanted(whole, OPTIONS), name
 
 
 def test_its_words_are_those_of_the_newest_replies(tmp_path: Path) -> None:
