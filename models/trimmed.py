@@ -189,7 +189,7 @@ def copies(of: Path | None = None) -> list[tuple[Path, int]]:
 
 
 def keep_within(most: int, stays: Path) -> None:
-    """Delete the oldest copies beyond so many bytes."""
+    """Delete the oldest copies, so that ``most`` bytes stay."""
     total = 0
     for file, n_bytes in copies():
         total += n_bytes

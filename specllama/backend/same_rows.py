@@ -23,8 +23,8 @@ _NEAR = 0.02  # logits; what other kernels for fewer rows may change
 _POLL_S = 0.02
 
 
-class Compared(msgspec.Struct, frozen=True):
-    """A copy beside the whole model.
+class Tried(msgspec.Struct, frozen=True):
+    """The result of trying a copy.
 
     Attributes:
         difference: the largest one of a logit that both compute, over a few rows.
@@ -38,7 +38,7 @@ class Compared(msgspec.Struct, frozen=True):
 
 def compare(
     whole: Path, copy: Path, *, threads: int = 1, repack: bool = False, stop: Cancel | None = None
-) -> Compared:
+) -> Tried:
     """Compare a copy with the whole model; delete one that computes something else.
 
     Raises:
@@ -58,7 +58,7 @@ def compare(
         assert child.stdout is not None
         said = child.stdout.read().splitlines()
     if child.returncode == 0:
-        found = msgspec.json.decode(said[-1], type=Compared)
+        found = msgspec.json.decode(said[-1], type=Tried)
         if found.difference <= _NEAR:
             return found
         why = f"its logits differ by {found.difference:.3g}"
@@ -70,7 +70,7 @@ def compare(
     )
 
 
-def compared(whole: Path, copy: Path, threads: int = 1, repack: bool = False) -> Compared:
+def compared(whole: Path, copy: Path, threads: int = 1, repack: bool = False) -> Tried:
     """Compare them in this process."""
     import numpy as np
 
@@ -103,7 +103,7 @@ def compared(whole: Path, copy: Path, threads: int = 1, repack: bool = False) ->
     for model in models:
         model.close()
     ms, whole_ms = (float(np.median(times[_STEPS:])) for times in took)
-    return Compared(largest, ms, whole_ms)
+    return Tried(largest, ms, whole_ms)
 
 
 if __name__ == "__main__":

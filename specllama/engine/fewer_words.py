@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from specllama.backend import verdicts
 from specllama.backend.cores import physical_cores
-from specllama.backend.same_rows import Compared, compare
+from specllama.backend.same_rows import Tried, compare
 from specllama.cancel import Cancel
 from specllama.errors import BadGguf, Cancelled, SpecllamaError
 from specllama.events import Measuring, Report
@@ -66,7 +66,7 @@ def _tried(whole: GgufHeader, options: EngineOptions) -> tuple[GgufHeader | None
     """Return the copy that was made at rest, if there is one, and its step as a share of the
     whole model's."""
     found = _made(whole, WORDS)
-    known = found and verdicts.known(SCHEMA, _key(whole, options), Compared)
+    known = found and verdicts.known(SCHEMA, _key(whole, options), Tried)
     return (found, known.ms / known.whole_ms) if known else (None, 1.0)
 
 
@@ -74,7 +74,7 @@ def wanted(whole: GgufHeader, options: EngineOptions) -> bool:
     """True if a copy should be tried at rest: it may pay, and it was not tried here yet."""
     if options.draft_tokens != "auto" or whole.rows or whole.vocab_size < LEAST:
         return False
-    if verdicts.known(SCHEMA, _key(whole, options), Compared) is not None:
+    if verdicts.known(SCHEMA, _key(whole, options), Tried) is not None:
         return False
     try:
         trimmed.check_source(whole)
@@ -103,11 +103,11 @@ def make_at_rest(
         raise
     except SpecllamaError as error:  # it drafts with the whole model
         logger.info("no draft model of fewer words: %s", error)
-        verdicts.keep(SCHEMA, _key(whole, options), Compared(0.0, 1.0, 1.0))
+        verdicts.keep(SCHEMA, _key(whole, options), Tried(0.0, 1.0, 1.0))
 
 
 def _has_room(whole: GgufHeader) -> bool:
-    """True if a copy fits beside what is there: on the disk, and in memory while both are tried."""
+    """True if there is room for a copy: on the disk, and in memory while both are tried."""
     free = memory.available_memory()
     if 0 < free < _TRIED * whole.file_bytes:
         return False

@@ -505,7 +505,7 @@ class _Write:
 
 
 def last_replies(most: int = 1 << 20, path: Path | None = None) -> list[str]:
-    """Return the newest stored replies, up to so many characters."""
+    """Return the newest stored replies, ``most`` characters at most."""
     found: list[str] = []
     with suppress(SpecllamaError), SessionStore.peek(path) as store:
         for one in store.summaries(limit=200):

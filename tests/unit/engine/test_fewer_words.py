@@ -9,7 +9,7 @@ import pytest
 from ggufs import write_llama
 
 from specllama.backend import verdicts
-from specllama.backend.same_rows import Compared
+from specllama.backend.same_rows import Tried
 from specllama.cancel import Cancel
 from specllama.cli import invoke
 from specllama.engine import fewer_words
@@ -115,7 +115,7 @@ def test_a_request_ends_it_and_nothing_is_left(pair: tuple[Path, Path]) -> None:
 def test_a_model_that_cannot_be_cut_is_tried_once(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def other(*args: object, **more: object) -> Compared:
+    def other(*args: object, **more: object) -> Tried:
         raise UnsupportedModel("its logits differ")
 
     monkeypatch.setattr(fewer_words, "compare", other)
@@ -124,7 +124,7 @@ def test_a_model_that_cannot_be_cut_is_tried_once(
     assert not trimmed.copies()
     assert not fewer_words.wanted(whole, OPTIONS)
     assert fewer_words.chosen(whole, OPTIONS) is None
-    kept = verdicts.known(fewer_words.SCHEMA, fewer_words._key(whole, OPTIONS), Compared)
+    kept = verdicts.known(fewer_words.SCHEMA, fewer_words._key(whole, OPTIONS), Tried)
     assert kept is not None
 
 
