@@ -117,8 +117,8 @@ def command(
 def _write_fewer(
     source: Path, destination: Path, n: int, texts: tuple[str, ...]
 ) -> tuple[GgufHeader, str]:
-    """Write a draft model of ``n`` tokens, or the NextN layers of a model as a head of ``n`` tokens;
-    its header, and the flag that takes it."""
+    """Write a draft model, or the NextN layers of a model as a head, of ``n`` tokens; its header,
+    and the flag that takes it."""
     from specllama.backend import same_rows
     from specllama.cli.listing import note
     from specllama.models import nextn_file, quantization, trimmed, words

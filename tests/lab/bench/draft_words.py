@@ -1,23 +1,27 @@
 """Draft models of fewer words: what they do not know of real replies, what a step costs, and how
 many tokens a pass writes.
 
-    python tests/lab/bench/draft_words.py FOLDER [--pair T+D] [--words 16384 32768] [--tokens 120]
+    python tests/lab/bench/draft_words.py FOLDER [--pair T+D] [--words 16384 32768] [--kinds code]
 
 FOLDER is that of ``real_models.py``. The target writes replies of five kinds, two at temperature 0
-and one at 0.8; counted is the share of their tokens that a copy of so many words does not know.
-Steps of the whole model and of its copies are timed in turn. Tokens a pass are those of drafts of
-three, over the same prompts: they depend on no clock.
+and one at 0.8. The whole draft model reads them once; a copy computes the same rows for the words
+that it has, bit for bit, so the guesses of every copy follow from these rows, and with them the
+tokens a pass of drafts of three under ``match``: exactly, and without a clock. Steps of the whole
+model and of its copies are timed in turn.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
+import numpy as np
+import numpy.typing as npt
 from real_models import MODELS
 
 from specllama.backend.embedding import Embedding
@@ -30,6 +34,10 @@ from specllama.interface import Message
 from specllama.models import trimmed
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.settings.params import EngineOptions, GenerateParams
+from specllama.speculative.noise import draw
+from specllama.speculative.sampling import SamplerChain
+
+BoolArray = npt.NDArray[np.bool_]
 
 PROMPTS = {
     "code": (
@@ -61,41 +69,96 @@ PROMPTS = {
 TEMPERATURES = (0.0, 0.0, 0.8)
 STEPS = 40
 WINDOW = 3
+ROWS = 16  # of the draft model in one pass
 
 
-def replies(engine: Engine, tokens: int, proposer: str) -> Iterator[tuple[str, float, Finished]]:
-    """Each kind, the temperature and the reply."""
-    for kind, prompts in PROMPTS.items():
-        for seed, (prompt, temperature) in enumerate(zip(prompts, TEMPERATURES, strict=True)):
-            params = GenerateParams(
-                seed=seed, max_tokens=tokens, window="fixed", draft_max=WINDOW
-            ).choose("temperature", temperature)
-            asked = [Message("user", prompt)]
-            for event in engine.generate(asked, params.replace(proposer=proposer)):
-                if isinstance(event, Finished):
-                    yield kind, temperature, event
+@dataclass
+class Reply:
+    """A reply of the target, and the rows of the draft model before each of its tokens."""
+
+    kind: str
+    params: GenerateParams
+    prompt: list[int]
+    tokens: list[int]
+
+    def guesses(self, lane: CellLane, masks: Mapping[int, BoolArray]) -> dict[int, list[int]]:
+        """What drafts of so many words guess at each place, given all tokens before."""
+        found: dict[int, list[int]] = {n: [] for n in masks}
+        lane.rollback(0)
+        lane.forward(self.prompt[:-1], outputs="none")
+        read = [self.prompt[-1], *self.tokens[:-1]]
+        for begin in range(0, len(read), ROWS):
+            rows = lane.forward(read[begin : begin + ROWS], outputs="all")
+            for i, row in enumerate(rows, begin):
+                chain = SamplerChain(self.params.sampling, seed=self.params.seed or 0, position=i)
+                for n, mask in masks.items():
+                    law = chain.law(np.where(mask, row, np.float32(-np.inf)))
+                    found[n].append(draw(law, self.params.seed or 0, i)[0])
+        return found
 
 
-def unknown(draft: GgufHeader, written: list[tuple[str, tuple[int, ...]]], n: int) -> None:
-    """Print the share of tokens that a copy of ``n`` words does not know, by kind."""
-    says = {*trimmed.choose(draft, n, {}).tolist()}
-    shares = []
-    for kind in PROMPTS:
-        ids = [token for its, some in written if its == kind for token in some]
-        shares.append(f"{kind} {sum(token not in says for token in ids) / max(len(ids), 1):.1%}")
-    print(f"not among {n:,} words: {', '.join(shares)}")
+def tokens_a_pass(tokens: Sequence[int], guesses: Sequence[int]) -> tuple[int, int]:
+    """Return the tokens and the passes of drafts of ``WINDOW`` tokens."""
+    at, passes = 1, 0  # the first token is the prompt's
+    while at < len(tokens):
+        kept = 0
+        while kept < WINDOW and at + kept < len(tokens) and guesses[at + kept] == tokens[at + kept]:
+            kept += 1
+        at, passes = at + kept + 1, passes + 1
+    return len(tokens) - 1, passes
+
+
+def written(target: Path, kinds: Sequence[str], tokens: int, threads: int) -> Iterator[Reply]:
+    options = EngineOptions(threads=threads, n_ctx=1024, kv_disk="off")
+    with Engine.load(target, None, options) as engine:
+        for kind in kinds:
+            for seed, (prompt, t) in enumerate(zip(PROMPTS[kind], TEMPERATURES, strict=True), 1):
+                params = GenerateParams(seed=seed, max_tokens=tokens, proposer="none")
+                params = params.choose("temperature", t)
+                asked = [Message("user", prompt)]
+                last = list(engine.generate(asked, params))[-1]
+                assert isinstance(last, Finished)
+                yield Reply(kind, params, engine.encode(asked)[0], [*last.token_ids])
+
+
+def opened(header: GgufHeader, threads: int, rows: int) -> CellLane:
+    read = Embedding(header) if header.rows else None
+    model = LlamaModel(header.path, embedding=read, gpu_layers="0")
+    options = EngineOptions().resolved(on_gpu=False)
+    made = {"n_ctx": 1024, "max_rows": rows, "threads": threads, "flash": options.flash_attn}
+    return open_pool(model, options=options, any_width=False, **made).open()
+
+
+def report(replies: Sequence[Reply], draft: GgufHeader, words: Sequence[int], threads: int) -> None:
+    """Print, by kind and temperature, what copies do not know, and tokens a pass."""
+    lane = opened(draft, threads, ROWS)
+    masks = {draft.vocab_size: np.ones(lane.n_vocab, np.bool_)}
+    for n in words:
+        masks[n] = np.zeros(lane.n_vocab, np.bool_)
+        masks[n][trimmed.choose(draft, n, {})] = True
+    sums: dict[tuple[str, float], dict[int, list[int]]] = {}
+    for reply in replies:
+        by_n = sums.setdefault((reply.kind, reply.params.sampling.temperature), {})
+        for n, guesses in reply.guesses(lane, masks).items():
+            unknown = int((~masks[n][reply.tokens]).sum())
+            some = (len(reply.tokens), unknown, *tokens_a_pass(reply.tokens, guesses))
+            by_n[n] = [a + b for a, b in zip(by_n.get(n, [0] * 4), some, strict=True)]
+    for (kind, temperature), by_n in sums.items():
+        print(f"{kind} T={temperature:g}, {by_n[draft.vocab_size][0]} tokens")
+        for n, (tokens, unknown, made, passes) in by_n.items():
+            whole = by_n[draft.vocab_size]
+            rate = made / passes
+            print(
+                f"  {n:7,} words: {unknown / tokens:6.1%} unknown, {rate:.2f} tokens a pass, "
+                f"{rate / (whole[2] / whole[3]) - 1:+.1%}"
+            )
 
 
 def steps(files: list[tuple[str, GgufHeader]], threads: int) -> None:
     """Print medians of steps that were timed in turn."""
-    lanes: list[CellLane] = []
-    for _, header in files:
-        read = Embedding(header) if header.rows else None
-        model = LlamaModel(header.path, embedding=read, gpu_layers="0")
-        options = EngineOptions().resolved(on_gpu=False)
-        made = {"n_ctx": 512, "max_rows": 1, "threads": threads, "flash": options.flash_attn}
-        lanes.append(open_pool(model, options=options, any_width=False, **made).open())
-        lanes[-1].forward([*range(100, 200)], outputs="none")
+    lanes = [opened(header, threads, 1) for _, header in files]
+    for lane in lanes:
+        lane.forward([*range(100, 200)], outputs="none")
     took: list[list[float]] = [[] for _ in lanes]
     for i in range(STEPS):
         for lane, times in zip(lanes, took, strict=True):
@@ -111,42 +174,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--pair", default="T+D")
-    parser.add_argument("--words", type=int, nargs="*", default=[8192, 16384, 32768, 65536])
-    parser.add_argument("--pass-words", type=int, nargs="*", default=[32768])
+    parser.add_argument("--words", type=int, nargs="*", default=[8192, 16384, 32768, 49152, 65536])
+    parser.add_argument("--kinds", nargs="*", choices=PROMPTS, default=[*PROMPTS])
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--steps-only", action="store_true")
+    parser.add_argument("--only", choices=["steps", "replies"])
     given = parser.parse_args()
     files = [given.folder / MODELS[name].file for name in given.pair.split("+")]
-    target, draft = files[0], files[-1]
-    whole = read_header(draft)
-    made: dict[int, Path] = {}
-    for n in {*given.words, *given.pass_words}:
-        made[n] = draft.with_name(f"{draft.stem}-{n}-words.gguf")
-        if not made[n].exists():
-            trimmed.write(whole, made[n], trimmed.choose(whole, n, {}))
-    named = [(target.stem, read_header(target)), (draft.stem, whole)]
-    timed = named if target != draft else named[:1]
-    steps([*timed, *((f"{n:,} words", read_header(made[n])) for n in given.words)], given.threads)
-    if given.steps_only:
-        return
-    options = EngineOptions(threads=given.threads, n_ctx=1024, kv_disk="off", draft_tokens="all")
-    written: list[tuple[str, tuple[int, ...]]] = []
-    passes: dict[str, dict[str, list[int]]] = {}
-    for name, file in [("all words", draft), *((f"{n:,}", made[n]) for n in given.pass_words)]:
-        with Engine.load(target, file, options) as engine:
-            for kind, temperature, last in replies(engine, given.tokens, "draft"):
-                sums = passes.setdefault(f"{kind} T={temperature}", {}).setdefault(name, [0, 0])
-                sums[0] += len(last.token_ids)
-                sums[1] += last.rounds
-                if file == draft:
-                    written.append((kind, tuple(last.token_ids)))
-    for n in given.words:
-        unknown(whole, written, n)
-    for kind, by_file in passes.items():
-        said = (f"{name} {tokens / rounds:.2f}" for name, (tokens, rounds) in by_file.items())
-        print(f"tokens a pass, {kind}: {', '.join(said)}")
-    print(json.dumps({"tokens": sum(len(ids) for _, ids in written)}))
+    target, whole = files[0], read_header(files[-1])
+    if given.only != "replies":
+        with tempfile.TemporaryDirectory() as folder:
+            timed = [(path.stem, read_header(path)) for path in dict.fromkeys(files)]
+            for n in given.words:
+                says = trimmed.choose(whole, n, {})
+                copy = trimmed.write(whole, Path(folder, f"{n}.gguf"), says)
+                timed.append((f"{n:,} words", copy))
+            steps(timed, given.threads)
+    if given.only != "steps":
+        replies = [*written(target, given.kinds, given.tokens, given.threads)]
+        report(replies, whole, given.words, given.threads)
 
 
 if __name__ == "__main__":
