@@ -229,6 +229,13 @@ class GgufHeader(Container):
     def tensor_bytes(self) -> int:
         return sum(tensor.n_bytes for tensor in self.tensors)
 
+    @property
+    def step_bytes(self) -> int:
+        """The bytes that a step reads: all layers and the output; of embeddings it reads a row."""
+        table = self.by_name.get("token_embd.weight")
+        apart = table is not None and "output.weight" in self.by_name
+        return self.tensor_bytes - (table.n_bytes if table and apart else 0)
+
     @cached_property
     def tensor_types(self) -> dict[str, int]:
         """The number of tensors of each type, most bytes first."""

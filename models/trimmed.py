@@ -30,7 +30,6 @@ from specllama.arrays import IntArray
 from specllama.errors import BadGguf, SpecllamaError, UnsupportedModel
 from specllama.models.ggml_types import tensor_bytes
 from specllama.models.gguf import OURS, GgufHeader, read_header
-from specllama.models.gguf_format import TensorInfo
 from specllama.models.gguf_writer import ALIGNMENT, TYPE_IDS, Value, stored, write_gguf
 from specllama.models.loadable import check_loadable
 from specllama.models.pairing import unused
@@ -156,13 +155,7 @@ def read_embedding(header: GgufHeader, whole: GgufHeader | None = None) -> tuple
 def work(header: GgufHeader, n: int) -> float:
     """Return the bytes that a step of a copy of ``n`` tokens reads, as a share of the model's."""
     out = header.by_name.get("output.weight") or header.by_name[TABLE]
-    read = sum(_read(header, info) for info in header.tensors)
-    return 1 - out.n_bytes * (1 - n / header.vocab_size) / read
-
-
-def _read(header: GgufHeader, info: TensorInfo) -> int:
-    tied = "output.weight" not in header.by_name
-    return info.n_bytes if tied or info.name != TABLE else 0
+    return 1 - out.n_bytes * (1 - n / header.vocab_size) / header.step_bytes
 
 
 # -- those that were made in the cache -------------------------------------------------------------
@@ -183,7 +176,7 @@ def copies(of: Path | None = None) -> list[tuple[Path, int]]:
         name = "*" if of is None else f"{read_header(of).fingerprint}-*"
     except (SpecllamaError, OSError):
         return []
-    found = [(file, file.stat()) for file in folder().glob(f"{name}/*.gguf")]
+    found = [(file, file.stat()) for file in folder().glob(f"{name}/*")]
     found.sort(key=lambda one: -one[1].st_mtime)
     return [(file, about.st_size) for file, about in found]
 

@@ -47,7 +47,7 @@ def chosen(whole: GgufHeader, options: EngineOptions) -> GgufHeader | None:
     if asked != "auto":
         n = int(asked)
         return _made(whole, n) or _make(whole, n, {}, options, Cancel())
-    found, share = _tried(whole, options)
+    found, share = _tried(whole, options) if whole.vocab_size >= LEAST else (None, 1.0)
     return found if share <= PAYS else None
 
 
@@ -74,7 +74,8 @@ def wanted(whole: GgufHeader, options: EngineOptions) -> bool:
     """True if a copy should be tried at rest: it may pay, and it was not tried here yet."""
     if options.draft_tokens != "auto" or whole.rows or whole.vocab_size < LEAST:
         return False
-    if verdicts.known(SCHEMA, _key(whole, options), Tried) is not None:
+    known = verdicts.known(SCHEMA, _key(whole, options), Tried)
+    if known and (known.ms > PAYS * known.whole_ms or _made(whole, WORDS)):
         return False
     try:
         trimmed.check_source(whole)
@@ -125,9 +126,9 @@ def _key(whole: GgufHeader, options: EngineOptions) -> dict[str, object]:
 
 def _made(whole: GgufHeader, n: int) -> GgufHeader | None:
     """Return the copy that was made earlier; None if there is none, or it is damaged."""
-    path = trimmed.place(whole, n)
     try:
-        found = read_header(path) if path.is_file() else None
+        there = trimmed.folder().is_dir() and trimmed.place(whole, n).is_file()
+        found = read_header(trimmed.place(whole, n)) if there else None
     except (BadGguf, OSError):
         return None
     return found if found is not None and found.rows == n else None
@@ -138,16 +139,11 @@ def _make(
 ) -> GgufHeader:
     """Make a copy and keep how fast it is."""
     path = trimmed.place(whole, n)
-
-    def written(share: float) -> None:
-        if stop.is_set():
-            raise Cancelled("a draft model was not needed any more")
-
     try:
         trimmed.check_source(whole)
         says = trimmed.choose(whole, n, counts)
         path.parent.mkdir(parents=True, exist_ok=True)
-        copy = trimmed.write(whole, path, says, alone=False, written=written)
+        copy = trimmed.write(whole, path, says, alone=False, written=lambda _: stop.check())
         threads = options.threads or physical_cores()
         found = compare(
             whole.path, path, threads=threads, repack=options.repack != "off", stop=stop

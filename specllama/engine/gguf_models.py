@@ -115,6 +115,7 @@ def _make_fewer_words(
     vocab = target.model.vocab
     counts: Counter[int] = Counter()
     for text in last_replies():
+        stop.check()
         counts.update(vocab.tokenize(text, add_special=False, parse_special=False))
     fewer_words.make_at_rest(draft.header, draft.options, counts, report, stop)
 

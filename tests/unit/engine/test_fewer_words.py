@@ -85,6 +85,10 @@ def test_it_is_made_at_rest_and_drafts_from_the_next_time_on(
             assert (again.token_ids, again.draft_n > 0) == (first.token_ids, True)
             assert fewer_words.WHAT not in [getattr(e, "what", "") for e in at_rest(engine)]
     assert read_pair(*pair, EngineOptions(draft_tokens="all")).whole is None
+    whole = read_header(pair[1])
+    assert not fewer_words.wanted(whole, OPTIONS)
+    copy.unlink()
+    assert fewer_words.wanted(whole, OPTIONS), "it paid, and is gone"
 
 
 def test_a_number_is_made_at_once(pair: tuple[Path, Path]) -> None:
