@@ -73,12 +73,14 @@ def read_words(head: GgufHeader) -> HeadWords | None:
     return HeadWords(says, reads)
 
 
-def stays(target: GgufHeader) -> set[int]:
-    """Return the tokens that a head has to know: those that are no words, and those of one
-    character, as which all others can be read."""
-    found = {i for i, kind in enumerate(target.token_types()) if kind != NORMAL}
+def places(target: GgufHeader) -> IntArray:
+    """Return the tokens' places for ``ranked``; a head has to know those that are no words, and
+    those of one character, as which all others can be read."""
+    found = np.arange(target.vocab_size, dtype=np.int32)
+    found[[kind != NORMAL for kind in target.token_types()]] = -1
     texts = target.token_bytes
-    return found | {i for i, text in enumerate(texts) if len(text.decode("utf-8", "replace")) == 1}
+    found[[i for i, text in enumerate(texts) if len(text.decode("utf-8", "replace")) == 1]] = -1
+    return found
 
 
 def write_head(target: GgufHeader, destination: Path, says: IntArray) -> None:

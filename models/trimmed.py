@@ -12,13 +12,12 @@ tokenizer, whose tokens are these rows. A text may hold any token, so it is read
 
 The rows that both files have are computed alike, bit for bit. Copies that are made by themselves:
 
-    <cache>/drafts/<model>-32768/NAME.gguf    <model> is a fingerprint of the whole model's file
+    <cache>/drafts/<model>-auto/NAME.gguf    <model> is a fingerprint of the whole model's file
 """
 
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,26 +67,27 @@ def check_source(header: GgufHeader) -> None:
         raise UnsupportedModel(f"{name} cannot do without tokens: {why} in every layer")
 
 
-def choose(header: GgufHeader, n: int, counts: Mapping[int, int]) -> IntArray:
-    """Choose the tokens that a copy knows, ascending; see ``words.likeliest``.
+def places(header: GgufHeader) -> IntArray:
+    """Return the tokens' places for ``words.ranked``.
 
     Special tokens stay. SentencePiece lists characters, the most frequent ones first, behind all
     words: they take their turns among these.
     """
-    types, texts = header.token_types(), header.token_bytes
-    special = {i for i, kind in enumerate(types) if kind in _SPECIAL}
-    order: dict[int, int] = {}
+    types, texts = np.array(header.token_types()), header.token_bytes
+    found = np.arange(len(texts), dtype=np.int32)
     if header.tokenizer_model == "llama":
-        single = [
-            i for i, text in enumerate(texts)
-            if types[i] == NORMAL and len(text.decode("utf-8", "replace")) == 1
-        ]  # fmt: skip
-        order = {token: _WORDS_A_CHARACTER * place for place, token in enumerate(single)}
-    last = len(texts)
-    padding = unused(header, range(last))
-    order |= dict.fromkeys([i for i, kind in enumerate(types) if kind == _BYTE], last)
-    order |= dict.fromkeys(padding, 2 * last)
-    return likeliest(header, n, Counter(counts), special - padding, order)
+        single = np.array([len(text.decode("utf-8", "replace")) == 1 for text in texts])
+        single &= types == NORMAL
+        found[single] = _WORDS_A_CHARACTER * np.arange(single.sum())
+    found[np.isin(types, _SPECIAL)] = -1
+    found[types == _BYTE] = len(texts)
+    found[[*unused(header, range(len(texts)))]] = 2 * len(texts)
+    return found
+
+
+def choose(header: GgufHeader, n: int, counts: Mapping[int, int]) -> IntArray:
+    """Choose the tokens that a copy knows, ascending; see ``words.likeliest``."""
+    return likeliest(header, n, counts, places(header))
 
 
 def write(
@@ -165,9 +165,12 @@ def folder() -> Path:
     return paths.cache_dir() / "drafts"
 
 
-def place(header: GgufHeader, n: int) -> Path:
-    """Return the path of a copy in the cache, which goes on reading the model's own embedding."""
-    return folder() / f"{header.fingerprint}-{n}" / header.path.name
+def place(header: GgufHeader, kind: str) -> Path:
+    """Return the path of a copy in the cache, which goes on reading the model's own embedding.
+
+    ``kind``: its number of tokens where that was asked for, or "auto".
+    """
+    return folder() / f"{header.fingerprint}-{kind}" / header.path.name
 
 
 def copies(of: Path | None = None) -> list[tuple[Path, int]]:

@@ -8,7 +8,7 @@ is emitted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -73,32 +73,33 @@ def read_says(header: GgufHeader, n_vocab: int, n_rows: int) -> IntArray:
     return says
 
 
-def likeliest(
-    header: GgufHeader,
-    n: int,
-    counts: Mapping[int, int],
-    stays: Iterable[int],
-    order: Mapping[int, int] | None = None,
-) -> IntArray:
-    """Choose the ``n`` tokens to keep, ascending: ``stays``, then the most frequent ones.
+def ranked(places: IntArray, counts: Mapping[int, int]) -> IntArray:
+    """Rank all tokens, those to keep first: those at negative places, then the most frequent ones.
 
     Args:
-        counts: how often tokens occur in some texts. Of those that never do the first in the
-            vocabulary's order come first: it is about that of how frequent tokens were.
-        order: places in that order, of tokens whose place is not their id.
+        places: of each token in a vocabulary's own order, which is about that of how frequent they
+            were when it was made; it decides between tokens of one count.
+        counts: how often tokens occur in some texts.
+    """
+    often = np.zeros(len(places), np.int64)
+    often[[*counts.keys()]] = [*counts.values()]
+    order: IntArray = np.lexsort((places, -often, places >= 0)).astype(np.int32)
+    return order
+
+
+def likeliest(header: GgufHeader, n: int, counts: Mapping[int, int], places: IntArray) -> IntArray:
+    """Choose the ``n`` tokens to keep, ascending; see ``ranked``.
 
     Raises:
         UsageError: so few are not enough, or so many are all.
     """
-    stay, size, place = set(stays), header.vocab_size, order or {}
-    if not len(stay) < n < size:
+    stay, size = int((places < 0).sum()), header.vocab_size
+    if not stay < n < size:
         raise UsageError(
-            f"{header.path.name} has {size:,} tokens, of which {len(stay):,} have to stay",
+            f"{header.path.name} has {size:,} tokens, of which {stay:,} have to stay",
             f"give --draft-tokens a number between these: {min(32768, size // 2)}",
         )
-    rest = (i for i in range(size) if i not in stay)
-    words = sorted(rest, key=lambda i: (-counts.get(i, 0), place.get(i, i), i))
-    return np.array(sorted([*stay, *words[: n - len(stay)]]), np.int32)
+    return np.sort(ranked(places, counts)[:n])
 
 
 def is_table(info: TensorInfo, n_vocab: int) -> bool:

@@ -482,6 +482,27 @@ class Own:
     keys: dict[str, str] = field(default_factory=dict)
 
 
+class Maker(Protocol):
+    """A maker of what the next opening may use, from the replies that it hears."""
+
+    def hear(self, reply: Sequence[int]) -> None:
+        """Take the tokens of a reply into account."""
+        ...
+
+    @property
+    def wanted(self) -> bool:
+        """True if there is something to make."""
+        ...
+
+    def make(self, report: Report, stop: Cancel) -> None:
+        """Make it, while nothing else runs.
+
+        Raises:
+            Cancelled: ``stop`` was set.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class OpenedPair:
     """A target, maybe a draft model, and the facts of their files.
@@ -490,7 +511,7 @@ class OpenedPair:
         translated: the draft model has a vocabulary of its own.
         exactness: of the target's passes, as its pool's ``kernels`` state it.
         measure: finds that out where it is not known yet, and tells how far it is.
-        prepare: makes at rest what the next opening may use, until it is cancelled; None: nothing.
+        maker: makes at rest what the next opening may use; None: nothing.
         own: opens what drafts for this target only, for all of its lanes.
         template: Jinja chat template, None for raw prompts; ``bos`` and ``eos``: texts for it.
         close: frees the models.
@@ -501,7 +522,7 @@ class OpenedPair:
     translated: bool = False
     exactness: Exactness = field(default_factory=Exactness)
     measure: Callable[[Report], Exactness] = lambda report: Exactness()
-    prepare: Callable[[Report, Cancel], None] | None = None
+    maker: Maker | None = None
     own: Callable[[], Own] = Own
     template: str | None = None
     bos: str = ""

@@ -136,12 +136,12 @@ def _write_fewer(
 
         counts = count_tokens(source, model.pre_tokenizer or "", read_texts(texts)[0])
     if is_head:
-        says = words.likeliest(model, n, counts, nextn_file.stays(model))
+        says = words.likeliest(model, n, counts, nextn_file.places(model))
         nextn_file.write_head(model, destination, says)
     else:
         says = trimmed.choose(model, n, counts)
         trimmed.write(model, destination, says)
-        same_rows.require(source, destination)
+        same_rows.compare(source, destination)
         note(
             f"a step of it reads {trimmed.work(model, n):.0%} of what a step of {source.name} does"
         )

@@ -177,7 +177,8 @@ class Engine:
         is something to make for the next time."""
         if not self.info.exact_rows:
             return self.info.lanes > 1 or self._drafts
-        return self._drafts and self._loaded.prepare is not None
+        maker = self._loaded.maker
+        return self._drafts and maker is not None and maker.wanted
 
     def measure(self, report: Report = None, *, cancel: Cancel | None = None) -> bool:
         """Compare passes of several rows with single steps; see ``Stepped``."""

@@ -1,15 +1,22 @@
 """Draft models of fewer words (``models/trimmed``) that are made by themselves, in the cache.
 
-An engine makes a copy at rest, and times its steps beside those of the whole model; the pair is
-opened with it from the next time on if they take less. No text depends on that: guesses alone do.
+An engine makes a copy at rest, once it has heard enough replies to know which words they hold, and
+times its steps beside those of the whole model. The pair is opened with it from the next time on if
+they take less. Where replies begin to hold other words, the copy is made anew. No text depends on
+any of that: guesses alone do.
 """
 
 from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 
+import numpy as np
+
+from specllama.arrays import IntArray
 from specllama.backend import verdicts
 from specllama.backend.cores import physical_cores
 from specllama.backend.same_rows import Tried, compare
@@ -19,18 +26,21 @@ from specllama.events import Measuring, Report
 from specllama.models import memory, trimmed
 from specllama.models.download import disk_error
 from specllama.models.gguf import GgufHeader, read_header
+from specllama.models.words import SAYS, ranked
 from specllama.settings.params import EngineOptions
 
 logger = logging.getLogger("specllama.engine.fewer_words")
 
 SCHEMA = "specllama.drafts.v1"
-WORDS = 32768
-LEAST = 2 * WORDS  # words of a vocabulary that is worth it
-MOST_BYTES = 4 << 30  # of all copies; the newest stay
+SIZES = (16384, 32768, 49152, 65536, 98304)  # words that are tried
+LOST = 0.02  # of a reply's tokens that a copy may not know
+TOKENS = 2048  # of replies, before words are chosen by them
 PAYS = 0.9  # of a whole step
+WHAT = "making a draft model that knows fewer words"
+_MOST_BYTES = 4 << 30  # of all copies; the newest stay
 _TRIED = 4  # files' sizes of memory: of two, each perhaps once more in another layout
 _SPARE = 2 << 30  # bytes of the disk that stay free
-WHAT = "making a draft model that knows fewer words"
+_AUTO = "auto"
 
 
 def chosen(whole: GgufHeader, options: EngineOptions) -> GgufHeader | None:
@@ -44,67 +54,149 @@ def chosen(whole: GgufHeader, options: EngineOptions) -> GgufHeader | None:
     asked = options.draft_tokens
     if asked == "all" or whole.rows:
         return None
-    if asked != "auto":
-        n = int(asked)
-        return _made(whole, n) or _make(whole, n, {}, options, Cancel())
-    found, share = _tried(whole, options) if whole.vocab_size >= LEAST else (None, 1.0)
+    if asked != _AUTO:
+        return _made(whole, asked) or _make(whole, asked, int(asked), {}, options, Cancel())
+    found, share = _known(whole, options)
     return found if share <= PAYS else None
 
 
 def words(whole: GgufHeader, options: EngineOptions) -> str:
     """Describe the copy that was made of a model; "" if there is none."""
-    if options.draft_tokens != "auto" or whole.rows:
-        return ""
-    found, share = _tried(whole, options)
-    if found is None:
+    found, share = _known(whole, options)
+    if found is None or options.draft_tokens != _AUTO:
         return ""
     drafts = "drafts" if share <= PAYS else "saves too little to draft"
     return f"a copy of {found.rows:,} words {drafts}: its step takes {share:.2f} of the time"
 
 
-def _tried(whole: GgufHeader, options: EngineOptions) -> tuple[GgufHeader | None, float]:
+class Maker:
+    """A maker of the copy that a later opening may draft with.
+
+    Args:
+        whole: the draft model. running: what drafts now, the same or a copy.
+        stored: earlier replies, in its tokens.
+    """
+
+    def __init__(
+        self,
+        whole: GgufHeader,
+        running: GgufHeader,
+        options: EngineOptions,
+        stored: Callable[[Cancel], list[list[int]]],
+    ) -> None:
+        self._whole, self._options, self._stored = whole, options, stored
+        self._copy = running if running.rows else None
+        self._heard: list[Sequence[int]] = []
+        self._n = 0  # tokens of these
+        self._next = 1  # when it is tried
+        self._possible: bool | None = None
+
+    def hear(self, reply: Sequence[int]) -> None:
+        """Take the tokens of a reply into account."""
+        if self._n < 8 * TOKENS:
+            self._heard.append(reply)
+            self._n += len(reply)
+
+    @property
+    def wanted(self) -> bool:
+        """True if there is something to try."""
+        return self._n >= self._next and self.possible
+
+    @property
+    def possible(self) -> bool:
+        """True if a copy of the model may pay here."""
+        if self._possible is None:
+            self._possible = self._options.draft_tokens == _AUTO and bool(self._sizes())
+            try:
+                trimmed.check_source(self._whole)
+            except SpecllamaError:
+                self._possible = False
+        return self._possible
+
+    def _sizes(self) -> list[int]:
+        whole = self._whole
+        return [
+            n for n in SIZES if 3 * n <= 2 * whole.vocab_size and trimmed.work(whole, n) <= PAYS
+        ]
+
+    def make(self, report: Report, stop: Cancel) -> None:
+        """Make the copy if it is time, and time it.
+
+        Raises:
+            Cancelled: ``stop`` was set; nothing is left of it.
+        """
+        if report is not None:
+            report(Measuring(WHAT))
+        whole, options = self._whole, self._options
+        replies = self._heard if self._copy else [*self._stored(stop), *self._heard]
+        total, later = sum(map(len, replies)), 2 * self._n + 1
+        if total >= TOKENS and _has_room(whole) and not self._still_good(replies):
+            n = smallest(trimmed.places(whole), replies, self._sizes())
+            known = _tried(whole, options)
+            if n and not (known and known.ms > PAYS * known.whole_ms and not self._copy):
+                try:
+                    _make(whole, _AUTO, n, _counts(replies), options, stop)
+                except Cancelled:
+                    raise
+                except SpecllamaError as error:  # it drafts with the whole model
+                    logger.info("no draft model of fewer words: %s", error)
+                    verdicts.keep(SCHEMA, _key(whole, options), Tried(0.0, 1.0, 1.0))
+                    later = 1 << 62
+        self._next = later
+
+    def _still_good(self, replies: Sequence[Sequence[int]]) -> bool:
+        """True if the copy that drafts, or was made meanwhile, knows the words of these replies."""
+        copy = _made(self._whole, _AUTO)
+        if copy is None or _tried(self._whole, self._options) is None:
+            return False
+        known = np.isin([*chain.from_iterable(replies)], copy.array(SAYS))
+        return float(known.mean()) >= 1 - 2 * LOST
+
+
+def smallest(
+    places: IntArray, replies: Sequence[Sequence[int]], sizes: Iterable[int]
+) -> int | None:
+    """Return the least number of words that loses little of replies, if it was chosen by others:
+    every second one, by the rest. None if none does."""
+    halves = [[*chain.from_iterable(replies[i::2])] for i in (0, 1)]
+    ranks = []
+    for mine, others in (halves, halves[::-1]):
+        rank = np.empty(len(places), np.int32)
+        rank[ranked(places, Counter(others))] = np.arange(len(places))
+        ranks.append(rank[mine])
+    found = np.concatenate(ranks)
+    return next((n for n in sizes if float((found >= n).mean()) <= LOST), None)
+
+
+def _counts(replies: Iterable[Iterable[int]]) -> Counter[int]:
+    return Counter(chain.from_iterable(replies))
+
+
+def _key(whole: GgufHeader, options: EngineOptions) -> dict[str, object]:
+    how = [options.threads, options.repack, options.gpu_layers, options.draft_gpu_layers]
+    return {**verdicts.circumstances(whole), "how": how}
+
+
+def _tried(whole: GgufHeader, options: EngineOptions) -> Tried | None:
+    return verdicts.known(SCHEMA, _key(whole, options), Tried)
+
+
+def _known(whole: GgufHeader, options: EngineOptions) -> tuple[GgufHeader | None, float]:
     """Return the copy that was made at rest, if there is one, and its step as a share of the
     whole model's."""
-    found = _made(whole, WORDS)
-    known = found and verdicts.known(SCHEMA, _key(whole, options), Tried)
+    found = _made(whole, _AUTO)
+    known = found and _tried(whole, options)
     return (found, known.ms / known.whole_ms) if known else (None, 1.0)
 
 
-def wanted(whole: GgufHeader, options: EngineOptions) -> bool:
-    """True if a copy should be tried at rest: it may pay, and it was not tried here yet."""
-    if options.draft_tokens != "auto" or whole.rows or whole.vocab_size < LEAST:
-        return False
-    known = verdicts.known(SCHEMA, _key(whole, options), Tried)
-    if known and (known.ms > PAYS * known.whole_ms or _made(whole, WORDS)):
-        return False
+def _made(whole: GgufHeader, kind: str) -> GgufHeader | None:
+    """Return the copy that was made earlier; None if there is none, or it is damaged."""
     try:
-        trimmed.check_source(whole)
-    except SpecllamaError:
-        return False
-    return trimmed.work(whole, WORDS) <= PAYS and _has_room(whole)
-
-
-def make_at_rest(
-    whole: GgufHeader,
-    options: EngineOptions,
-    counts: Mapping[int, int],
-    report: Report,
-    stop: Cancel,
-) -> None:
-    """Make the copy, and time it.
-
-    Raises:
-        Cancelled: ``stop`` was set; nothing is left of it.
-    """
-    if report is not None:
-        report(Measuring(WHAT))
-    try:
-        _make(whole, WORDS, counts, options, stop)
-    except Cancelled:
-        raise
-    except SpecllamaError as error:  # it drafts with the whole model
-        logger.info("no draft model of fewer words: %s", error)
-        verdicts.keep(SCHEMA, _key(whole, options), Tried(0.0, 1.0, 1.0))
+        there = trimmed.folder().is_dir() and trimmed.place(whole, kind).is_file()
+        found = read_header(trimmed.place(whole, kind)) if there else None
+    except (BadGguf, OSError):
+        return None
+    return found if found is not None and found.rows else None
 
 
 def _has_room(whole: GgufHeader) -> bool:
@@ -119,41 +211,30 @@ def _has_room(whole: GgufHeader) -> bool:
         return False
 
 
-def _key(whole: GgufHeader, options: EngineOptions) -> dict[str, object]:
-    how = [options.threads, options.repack, options.gpu_layers, options.draft_gpu_layers]
-    return {**verdicts.circumstances(whole), "words": WORDS, "how": how}
-
-
-def _made(whole: GgufHeader, n: int) -> GgufHeader | None:
-    """Return the copy that was made earlier; None if there is none, or it is damaged."""
-    try:
-        there = trimmed.folder().is_dir() and trimmed.place(whole, n).is_file()
-        found = read_header(trimmed.place(whole, n)) if there else None
-    except (BadGguf, OSError):
-        return None
-    return found if found is not None and found.rows == n else None
-
-
 def _make(
-    whole: GgufHeader, n: int, counts: Mapping[int, int], options: EngineOptions, stop: Cancel
+    whole: GgufHeader,
+    kind: str,
+    n: int,
+    counts: Mapping[int, int],
+    options: EngineOptions,
+    stop: Cancel,
 ) -> GgufHeader:
-    """Make a copy and keep how fast it is."""
-    path = trimmed.place(whole, n)
+    """Make a copy; of one that was not asked for, keep how fast it is."""
+    path = trimmed.place(whole, kind)
     try:
         trimmed.check_source(whole)
         says = trimmed.choose(whole, n, counts)
         path.parent.mkdir(parents=True, exist_ok=True)
         copy = trimmed.write(whole, path, says, alone=False, written=lambda _: stop.check())
         threads = options.threads or physical_cores()
-        found = compare(
-            whole.path, path, threads=threads, repack=options.repack != "off", stop=stop
-        )
-        if n == WORDS:
+        repack = options.repack != "off"
+        found = compare(whole.path, path, threads=threads, repack=repack, stop=stop)
+        if kind == _AUTO:
             verdicts.keep(SCHEMA, _key(whole, options), found)
     except OSError as error:
         raise disk_error(error, path) from None
     except BaseException:
         shutil.rmtree(path.parent, ignore_errors=True)
         raise
-    trimmed.keep_within(MOST_BYTES, path)
+    trimmed.keep_within(_MOST_BYTES, path)
     return copy

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
@@ -14,7 +13,7 @@ import msgspec
 
 from specllama.backend import llama, verdicts
 from specllama.backend.attention import can_switch
-from specllama.backend.base import Opened, OpenedPair, Own
+from specllama.backend.base import Opened, OpenedPair, Own, Vocab
 from specllama.backend.cores import crowded, physical_cores
 from specllama.backend.embedding import Embedding
 from specllama.backend.exactness import Exactness
@@ -88,18 +87,19 @@ def open_models(pair: Pair, on_progress: Report, stop: Cancel) -> OpenedPair:
 
             return open_own(target, options.heads)
 
-        prepare = None
+        maker = None
         # its steps are timed on the CPU
-        on_cpu = draft is not None and draft.model.gpu_layers == 0 and not pair.translated
-        if draft is not None and on_cpu and fewer_words.wanted(draft.header, options):
-            prepare = partial(_make_fewer_words, target, draft)
+        if draft is not None and draft.model.gpu_layers == 0 and not pair.translated:
+            stored = partial(_stored_replies, target.model.vocab)
+            whole = pair.whole or draft.header
+            maker = fewer_words.Maker(whole, draft.header, options, stored)
         return OpenedPair(
             target=_shown(target),
             draft=None if draft is None else _shown(draft),
             translated=pair.translated,
             exactness=exactness,
             measure=measure,
-            prepare=prepare,
+            maker=maker,
             own=own,
             template=target.header.chat_template,
             bos=target.model.vocab.bos_text,
@@ -108,16 +108,13 @@ def open_models(pair: Pair, on_progress: Report, stop: Cancel) -> OpenedPair:
         )
 
 
-def _make_fewer_words(
-    target: LoadedModel, draft: LoadedModel, report: Report, stop: Cancel
-) -> None:
-    """Make a copy of the draft model that knows the words which this person's replies hold."""
-    vocab = target.model.vocab
-    counts: Counter[int] = Counter()
+def _stored_replies(vocab: Vocab, stop: Cancel) -> list[list[int]]:
+    """Tokenize the replies that this person's conversations hold."""
+    found = []
     for text in last_replies():
         stop.check()
-        counts.update(vocab.tokenize(text, add_special=False, parse_special=False))
-    fewer_words.make_at_rest(draft.header, draft.options, counts, report, stop)
+        found.append(vocab.tokenize(text, add_special=False, parse_special=False))
+    return found
 
 
 def _prepare(template: str | None) -> None:

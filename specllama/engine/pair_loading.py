@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
-from specllama.backend.base import OpenedPair, Own, Pool, Vocab
+from specllama.backend.base import Maker, OpenedPair, Own, Pool, Vocab
 from specllama.backend.exactness import Exactness
 from specllama.cancel import Cancel
 from specllama.engine.opening import OpeningPair
@@ -39,7 +39,7 @@ class Loaded:
     Attributes:
         info: what to show people; replaced once more was measured.
         measured: measures what is not known yet, tells how far it is, and states it.
-        prepare: see ``OpenedPair``.
+        maker: see ``OpenedPair``.
         slots: places for conversations, whose lanes are of one pool; at least one.
         prompting: prompts in the target's tokens.
         chains: the sampler chain of a request.
@@ -57,7 +57,7 @@ class Loaded:
     windows: Windows
     stop: Cancel = field(default_factory=Cancel)
     measured: Callable[[Report], EngineInfo] | None = None
-    prepare: Callable[[Report, Cancel], None] | None = None
+    maker: Maker | None = None
     kv_ram: int = 0
     shelf: Shelf | None = None
     close: Callable[[], None] = lambda: None
@@ -79,11 +79,10 @@ class Loaded:
     def make_ready(self, report: Report, cancel: Cancel) -> bool:
         """Make what the next opening may use; return False if ``cancel`` ended that."""
         try:
-            if self.prepare is not None:
-                self.prepare(report, cancel)
+            if self.maker is not None:
+                self.maker.make(report, cancel)
         except Cancelled:
             return False
-        self.prepare = None
         return True
 
 
@@ -134,7 +133,7 @@ def load(opening: OpeningPair) -> Loaded:
         windows=Windows(open_profile(info), info),
         stop=opening.stop,
         measured=measured,
-        prepare=opened.prepare,
+        maker=opened.maker,
         kv_ram=idle if options.parallel > 1 else 0,
         shelf=_shelf(opened, own, options.kv_disk, idle),
         close=opened.close,

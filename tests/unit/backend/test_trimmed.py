@@ -62,9 +62,8 @@ def says_of(copy: GgufHeader) -> IntArray:
 
 
 def opened(header: GgufHeader) -> LlamaPool:
-    model = LlamaModel(
-        header.path, trimmed=header if header.rows else None, gpu_layers="0", repack=False
-    )
+    read = embedding.Embedding(header) if header.rows else None
+    model = LlamaModel(header.path, embedding=read, gpu_layers="0", repack=False)
     options = EngineOptions(parallel=2).resolved(on_gpu=False, one_kv_type=False)
     many = {"lanes": 2, "max_leaves": 4, "max_rows": 8, "threads": 1, "any_width": False}
     return open_pool(model, n_ctx=256, options=options, flash=options.flash_attn, **many)
@@ -111,7 +110,7 @@ def test_it_computes_what_the_whole_model_does(kind: str, tmp_path: Path) -> Non
         assert np.isneginf(np.delete(few, says, axis=1)).all()
     for pool in pools:
         pool.model.close()
-    same_rows.require(whole.path, copy.path)
+    assert same_rows.compare(whole.path, copy.path).difference == 0.0
     assert copy.path.exists()
 
 
@@ -120,16 +119,16 @@ def test_a_copy_that_computes_something_else_is_found_out(
 ) -> None:
     """Embeddings that are not scaled as the graph scales tokens; another model's rows."""
     whole, copy = made(tmp_path, write_gemma4)
-    assert same_rows.largest_difference(whole.path, copy.path) == 0.0
+    assert same_rows.compared(whole.path, copy.path).difference == 0.0
     with monkeypatch.context() as patch:
         patch.setattr(embedding, "SCALED", frozenset())
-        assert same_rows.largest_difference(whole.path, copy.path) > 0.1
+        assert same_rows.compared(whole.path, copy.path).difference > 0.1
     other = write_gemma4(tmp_path / "other.gguf", seed=2)
     with pytest.raises(UnsupportedModel, match="its logits differ by"):
-        same_rows.require(other, copy.path)
+        same_rows.compare(other, copy.path)
     assert not copy.path.exists()
-    with pytest.raises(UnsupportedModel, match="does not work with fewer tokens"):
-        same_rows.require(other, copy.path)
+    with pytest.raises(UnsupportedModel, match="does not compute it"):  # no file
+        same_rows.compare(other, copy.path)
 
 
 @pytest.mark.parametrize("kind", ["tied", "untied"])

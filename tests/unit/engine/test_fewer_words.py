@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from ggufs import write_llama
 
-from specllama.backend import verdicts
 from specllama.backend.same_rows import Tried
 from specllama.cancel import Cancel
 from specllama.cli import invoke
 from specllama.engine import fewer_words
 from specllama.engine.engine import Engine
+from specllama.engine.fewer_words import Maker
 from specllama.engine.gguf_pair import read_pair
 from specllama.errors import UnsupportedModel, UsageError
 from specllama.events import Event, Finished, Measuring
 from specllama.models import receipts, trimmed
-from specllama.models.gguf import read_header
+from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.library import single
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.store.message_tree import StoredMessage
@@ -31,10 +33,12 @@ GREEDY = GenerateParams(seed=1, max_tokens=24, ignore_eos=True, window="fixed", 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Words of a vocabulary of 332."""
-    monkeypatch.setattr(fewer_words, "WORDS", N)
-    monkeypatch.setattr(fewer_words, "LEAST", N)
-    monkeypatch.setattr(fewer_words, "PAYS", 0.99)  # so few words are nearly all
+    """Words of a vocabulary of 332, chosen by one reply."""
+    monkeypatch.setattr(fewer_words, "SIZES", (N,))
+    monkeypatch.setattr(trimmed, "work", lambda header, n: n / 332)  # of so small models it is 0.99
+    monkeypatch.setattr(fewer_words, "TOKENS", 20)
+    monkeypatch.setattr(fewer_words, "LOST", 1.0)  # random models repeat no words
+    monkeypatch.setattr(Maker, "_sizes", lambda self: [N])
 
 
 @pytest.fixture
@@ -83,12 +87,9 @@ def test_it_is_made_at_rest_and_drafts_from_the_next_time_on(
             assert ("280 words" in engine.info.draft.label) is bool(tokens)
             again = written(engine)
             assert (again.token_ids, again.draft_n > 0) == (first.token_ids, True)
-            assert fewer_words.WHAT not in [getattr(e, "what", "") for e in at_rest(engine)]
+            assert [*at_rest(engine)]
+            assert trimmed.copies() == [(copy, n_bytes)], "it is not made again"
     assert read_pair(*pair, EngineOptions(draft_tokens="all")).whole is None
-    whole = read_header(pair[1])
-    assert not fewer_words.wanted(whole, OPTIONS)
-    copy.unlink()
-    assert fewer_words.wanted(whole, OPTIONS), "it paid, and is gone"
 
 
 def test_a_number_is_made_at_once(pair: tuple[Path, Path]) -> None:
@@ -104,7 +105,7 @@ def test_a_number_is_made_at_once(pair: tuple[Path, Path]) -> None:
 
 
 def test_a_request_ends_it_and_nothing_is_left(pair: tuple[Path, Path]) -> None:
-    whole, stop = read_header(pair[1]), Cancel()
+    stop = Cancel()
     stop.set()
     with Engine.load(*pair, OPTIONS) as engine:
         assert engine.measure()
@@ -113,7 +114,14 @@ def test_a_request_ends_it_and_nothing_is_left(pair: tuple[Path, Path]) -> None:
         assert not engine.measure(cancel=stop)
         assert not trimmed.copies()
         assert engine.unmeasured, "it is tried again"
-    assert fewer_words.wanted(whole, OPTIONS)
+
+
+def maker(whole: GgufHeader, options: EngineOptions = OPTIONS) -> Maker:
+    """One that has heard a reply of every token."""
+    made = Maker(whole, whole, options, lambda stop: [])
+    for token in range(whole.vocab_size):
+        made.hear([token])
+    return made
 
 
 def test_a_model_that_cannot_be_cut_is_tried_once(
@@ -124,24 +132,68 @@ def test_a_model_that_cannot_be_cut_is_tried_once(
 
     monkeypatch.setattr(fewer_words, "compare", other)
     whole = read_header(pair[1])
-    fewer_words.make_at_rest(whole, OPTIONS, {}, None, Cancel())
+    mine = maker(whole)
+    assert mine.wanted
+    mine.make(None, Cancel())
     assert not trimmed.copies()
-    assert not fewer_words.wanted(whole, OPTIONS)
+    assert not mine.wanted
     assert fewer_words.chosen(whole, OPTIONS) is None
-    kept = verdicts.known(fewer_words.SCHEMA, fewer_words._key(whole, OPTIONS), Tried)
-    assert kept is not None
+    monkeypatch.undo()
+    maker(whole).make(None, Cancel())
+    assert not trimmed.copies(), "not even by the next engine"
 
 
-def test_small_vocabularies_and_copies_are_left_alone(
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("SIZES", (300,)), ("PAYS", 0.5), ("_TRIED", 1e9), ("_SPARE", 1 << 62), ("TOKENS", 999)],
+)
+def test_what_would_not_pay_or_fit_is_not_made(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, name: str, value: Any
+) -> None:
+    if name in ("SIZES", "PAYS"):
+        monkeypatch.undo()
+    monkeypatch.setattr(fewer_words, name, value)
+    mine = maker(read_header(pair[1]))
+    if mine.wanted:
+        mine.make(None, Cancel())
+    assert not trimmed.copies()
+
+
+def test_the_whole_model_stays_where_that_is_asked_for(pair: tuple[Path, Path]) -> None:
+    whole = read_header(pair[1])
+    assert maker(whole).wanted
+    assert not maker(whole, EngineOptions(draft_tokens="all")).wanted
+    assert not maker(whole, EngineOptions(draft_tokens="300")).wanted
+
+
+def test_a_copy_is_made_anew_where_replies_hold_other_words(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = read_header(pair[1])
-    assert fewer_words.wanted(whole, OPTIONS)
-    assert not fewer_words.wanted(whole, EngineOptions(draft_tokens="all"))
-    for name, value in (("LEAST", 333), ("PAYS", 0.5), ("_TRIED", 1e9), ("_SPARE", 1 << 62)):
-        with monkeypatch.context() as patch:
-            patch.setattr(fewer_words, name, value)
-            assert not fewer_words.wanted(whole, OPTIONS), name
+    mine = maker(whole)
+    mine.make(None, Cancel())
+    ((copy, _),) = trimmed.copies()
+    monkeypatch.setattr(fewer_words, "LOST", 0.02)
+    old = read_header(copy)
+    missing = sorted({*range(whole.vocab_size)} - {*old.array("specllama.says")})
+    assert missing
+    for words, anew in (([9, 10], False), (missing[:20], True)):
+        running = Maker(whole, old, OPTIONS, lambda stop: [])
+        for _ in range(20):
+            running.hear(words)
+        running.make(None, Cancel())
+        assert ({*missing[:20]} <= {*read_header(copy).array("specllama.says")}) is anew
+
+
+def test_the_words_are_as_many_as_other_replies_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fewer_words, "LOST", 0.02)
+    places = np.arange(1000, dtype=np.int32)
+    common, rare = [*range(50)] * 4, [*range(900, 950)]
+    smallest = fewer_words.smallest
+    assert smallest(places, [common, common], (40, 60, 500)) == 60
+    assert smallest(places, [rare, rare], (40, 60, 500)) == 60, "they are counted"
+    assert smallest(places, [common, [*common, *rare]], (40, 60, 990)) == 990
+    assert smallest(places, [common, [*common, *rare]], (40, 60)) is None
 
 
 def test_its_words_are_those_of_the_newest_replies(tmp_path: Path) -> None:
