@@ -69,7 +69,7 @@ def words(whole: GgufHeader, options: EngineOptions) -> str:
     return f"a copy of {found.rows:,} words {drafts}: its step takes {share:.2f} of the time"
 
 
-class Maker:
+class DraftMaker:
     """A maker of the copy that a later opening may draft with.
 
     Args:

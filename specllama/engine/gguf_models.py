@@ -92,7 +92,7 @@ def open_models(pair: Pair, on_progress: Report, stop: Cancel) -> OpenedPair:
         if draft is not None and draft.model.gpu_layers == 0 and not pair.translated:
             stored = partial(_stored_replies, target.model.vocab)
             whole = pair.whole or draft.header
-            maker = fewer_words.Maker(whole, draft.header, options, stored)
+            maker = fewer_words.DraftMaker(whole, draft.header, options, stored)
         return OpenedPair(
             target=_shown(target),
             draft=None if draft is None else _shown(draft),

@@ -15,7 +15,7 @@ from specllama.cancel import Cancel
 from specllama.cli import invoke
 from specllama.engine import fewer_words
 from specllama.engine.engine import Engine
-from specllama.engine.fewer_words import Maker
+from specllama.engine.fewer_words import DraftMaker
 from specllama.engine.gguf_pair import read_pair
 from specllama.errors import UnsupportedModel, UsageError
 from specllama.events import Event, Finished, Measuring
@@ -38,7 +38,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trimmed, "work", lambda header, n: n / 332)  # of so small models it is 0.99
     monkeypatch.setattr(fewer_words, "TOKENS", 20)
     monkeypatch.setattr(fewer_words, "LOST", 1.0)  # random models repeat no words
-    monkeypatch.setattr(Maker, "_sizes", lambda self: [N])
+    monkeypatch.setattr(DraftMaker, "_sizes", lambda self: [N])
 
 
 @pytest.fixture
@@ -116,9 +116,9 @@ def test_a_request_ends_it_and_nothing_is_left(pair: tuple[Path, Path]) -> None:
         assert engine.unmeasured, "it is tried again"
 
 
-def maker(whole: GgufHeader, options: EngineOptions = OPTIONS) -> Maker:
+def maker(whole: GgufHeader, options: EngineOptions = OPTIONS) -> DraftMaker:
     """One that has heard a reply of every token."""
-    made = Maker(whole, whole, options, lambda stop: [])
+    made = DraftMaker(whole, whole, options, lambda stop: [])
     for token in range(whole.vocab_size):
         made.hear([token])
     return made
@@ -178,7 +178,7 @@ def test_a_copy_is_made_anew_where_replies_hold_other_words(
     missing = sorted({*range(whole.vocab_size)} - {*old.array("specllama.says")})
     assert missing
     for words, anew in (([9, 10], False), (missing[:20], True)):
-        running = Maker(whole, old, OPTIONS, lambda stop: [])
+        running = DraftMaker(whole, old, OPTIONS, lambda stop: [])
         for _ in range(20):
             running.hear(words)
         running.make(None, Cancel())
