@@ -13,7 +13,7 @@ from specllama.backend.devices import ggml
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_writer import TYPE_IDS
 from specllama.models.trimmed import SCALED, read_embedding
-from specllama.models.words import Spread, read_says
+from specllama.models.words import read_says
 
 
 class _Traits(ctypes.Structure):
@@ -36,8 +36,8 @@ class Embedding:
         whole: see ``read_embedding``.
 
     Attributes:
-        spread: its rows, over all tokens.
-        n_vocab: all of them.
+        says: the token of each row, ascending.
+        n_vocab: how many it reads.
 
     Raises:
         BadGguf: the file contradicts itself.
@@ -46,8 +46,9 @@ class Embedding:
 
     def __init__(self, header: GgufHeader, whole: GgufHeader | None = None) -> None:
         self.n_vocab = header.vocab_size
-        self.spread = Spread(read_says(header, self.n_vocab, header.rows), self.n_vocab)
-        self._table, kind = read_embedding(header, whole)
+        self.says = read_says(header, self.n_vocab, header.rows)
+        table, kind = read_embedding(header, whole)
+        self._table = np.asarray(table)
         self.width = header.embedding_length
         # as the graph does it for tokens
         self._scale = math.sqrt(self.width) if header.architecture in SCALED else 0.0

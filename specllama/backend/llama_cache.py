@@ -32,6 +32,7 @@ from specllama.errors import (
 )
 from specllama.models.ggml_types import TENSOR_TYPES
 from specllama.models.running_state import planes
+from specllama.models.words import Spread
 from specllama.settings.params import EngineOptions
 
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: what of a sequence's state is no set of cells
@@ -141,6 +142,7 @@ class LlamaCache:
         n, leaves = shape.n_batch, shape.max_leaves
         self.batch = Batch(n, leaves) if read is None else StateBatch(n, read.width, leaves)
         self._native = native(self.batch)
+        self._spread = None if read is None else Spread(read.says, read.n_vocab)
         self._rows_at = 0
         self._rows_view: Rows = np.empty((0, self._n_vocab), np.float32)
 
@@ -207,7 +209,7 @@ class LlamaCache:
             self._rows_view = np.ctypeslib.as_array(pointer, (most, self._n_vocab))
             self._rows_at = address
         rows = self._rows_view[:n]
-        return rows if self._embedding is None else self._embedding.spread(rows)
+        return rows if self._spread is None else self._spread(rows)
 
     # -- hidden states --
 

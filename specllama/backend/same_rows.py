@@ -88,7 +88,7 @@ def compared(whole: Path, copy: Path, threads: int = 1, repack: bool = False) ->
         options = EngineOptions().resolved(on_gpu=False, one_kv_type=header.one_kv_type)
         made = {"n_ctx": 256, "max_rows": 1, "threads": threads, "flash": options.flash_attn}
         lanes.append(open_pool(model, options=options, any_width=False, **made).open())
-    says, n_vocab = embedding.spread.says, embedding.n_vocab
+    says, n_vocab = embedding.says, embedding.n_vocab
     text = [n_vocab * i // _TOKENS for i in range(_TOKENS)]
     largest = 0.0
     for part in (text[:-2], text[-2:]):
