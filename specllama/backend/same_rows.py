@@ -86,8 +86,16 @@ def compared(whole: Path, copy: Path, threads: int = 1, repack: bool = False) ->
         model = LlamaModel(header.path, embedding=read, gpu_layers="0", repack=repack)
         models.append(model)
         options = EngineOptions().resolved(on_gpu=False, one_kv_type=header.one_kv_type)
-        made = {"n_ctx": 256, "max_rows": 1, "threads": threads, "flash": options.flash_attn}
-        lanes.append(open_pool(model, options=options, any_width=False, **made).open())
+        pool = open_pool(
+            model,
+            n_ctx=256,
+            max_rows=1,
+            threads=threads,
+            options=options,
+            flash=options.flash_attn,
+            any_width=False,
+        )
+        lanes.append(pool.open())
     says, n_vocab = embedding.says, embedding.n_vocab
     text = [n_vocab * i // _TOKENS for i in range(_TOKENS)]
     largest = 0.0

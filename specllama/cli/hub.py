@@ -283,8 +283,8 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
         ]
         show_table(refused, columns)
     if made := trimmed.copies():
-        total, there = size(sum(n for _, n in made)), library.from_home(str(trimmed.folder()))
-        note(f"{number_of(len(made), 'draft')} of fewer words, made here: {total} in {there}")
+        total, place = size(sum(n for _, n in made)), library.from_home(str(trimmed.folder()))
+        note(f"{number_of(len(made), 'draft')} of fewer words, made here: {total} in {place}")
     if not listed:
         note("no models here; to find a pair that fits: specllama hub pairs --fits")
 
