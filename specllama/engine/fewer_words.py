@@ -9,6 +9,7 @@ any of that: guesses alone do.
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -85,11 +86,12 @@ class DraftMaker:
         stored: Callable[[Cancel], list[list[int]]],
     ) -> None:
         self._whole, self._options, self._stored = whole, options, stored
-        self._copy = running if running.rows else None
+        self._copied = running.rows > 0
         self._heard: list[Sequence[int]] = []
         self._n = 0  # tokens of these
-        self._next = 1  # when it is tried
-        self._possible: bool | None = None
+        sizes = [n for n in SIZES if 3 * n <= 2 * whole.vocab_size]
+        self._sizes = [n for n in sizes if trimmed.work(whole, n) <= PAYS]
+        self._next = 1 if self._sizes and options.draft_tokens == _AUTO else math.inf  # when to try
 
     def hear(self, reply: Sequence[int]) -> None:
         """Take the tokens of a reply into account."""
@@ -99,25 +101,8 @@ class DraftMaker:
 
     @property
     def wanted(self) -> bool:
-        """True if there is something to try."""
-        return self._n >= self._next and self.possible
-
-    @property
-    def possible(self) -> bool:
-        """True if a copy of the model may pay here."""
-        if self._possible is None:
-            self._possible = self._options.draft_tokens == _AUTO and bool(self._sizes())
-            try:
-                trimmed.check_source(self._whole)
-            except SpecllamaError:
-                self._possible = False
-        return self._possible
-
-    def _sizes(self) -> list[int]:
-        whole = self._whole
-        return [
-            n for n in SIZES if 3 * n <= 2 * whole.vocab_size and trimmed.work(whole, n) <= PAYS
-        ]
+        """True if enough was heard since the last try."""
+        return self._n >= self._next
 
     def make(self, report: Report, stop: Cancel) -> None:
         """Make the copy if it is time, and time it.
@@ -125,24 +110,23 @@ class DraftMaker:
         Raises:
             Cancelled: ``stop`` was set; nothing is left of it.
         """
-        if report is not None:
-            report(Measuring(WHAT))
         whole, options = self._whole, self._options
-        replies = self._heard if self._copy else [*self._stored(stop), *self._heard]
-        total, later = sum(map(len, replies)), 2 * self._n + 1
-        if total >= TOKENS and _has_room(whole) and not self._still_good(replies):
-            n = smallest(trimmed.places(whole), replies, self._sizes())
+        replies = self._heard if self._copied else [*self._stored(stop), *self._heard]
+        if sum(map(len, replies)) >= TOKENS and not self._still_good(replies) and _has_room(whole):
             known = _tried(whole, options)
-            if n and not (known and known.ms > PAYS * known.whole_ms and not self._copy):
+            n = smallest(trimmed.places(whole), replies, self._sizes)
+            if n and (known is None or self._copied or known.ms <= PAYS * known.whole_ms):
+                if report is not None:
+                    report(Measuring(WHAT))
+                counts = Counter(chain.from_iterable(replies))
                 try:
-                    _make(whole, _AUTO, n, _counts(replies), options, stop)
+                    _make(whole, _AUTO, n, counts, options, stop)
                 except Cancelled:
                     raise
                 except SpecllamaError as error:  # it drafts with the whole model
                     logger.info("no draft model of fewer words: %s", error)
                     verdicts.keep(SCHEMA, _key(whole, options), Tried(0.0, 1.0, 1.0))
-                    later = 1 << 62
-        self._next = later
+        self._next = 2 * self._n + 1
 
     def _still_good(self, replies: Sequence[Sequence[int]]) -> bool:
         """True if the copy that drafts, or was made meanwhile, knows the words of these replies."""
@@ -166,10 +150,6 @@ def smallest(
         ranks.append(rank[mine])
     found = np.concatenate(ranks)
     return next((n for n in sizes if float((found >= n).mean()) <= LOST), None)
-
-
-def _counts(replies: Iterable[Iterable[int]]) -> Counter[int]:
-    return Counter(chain.from_iterable(replies))
 
 
 def _key(whole: GgufHeader, options: EngineOptions) -> dict[str, object]:
