@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
@@ -38,6 +38,7 @@ LOST = 0.02  # of a reply's tokens that a copy may not know
 TOKENS = 2048  # of replies, before words are chosen by them
 PAYS = 0.9  # of a whole step
 WHAT = "making a draft model that knows fewer words"
+_REPLIES = 512  # that are remembered
 _MOST_BYTES = 4 << 30  # of all copies; the newest stay
 _TRIED = 4  # files' sizes of memory: of two, each perhaps once more in another layout
 _SPARE = 2 << 30  # bytes of the disk that stay free
@@ -87,17 +88,16 @@ class DraftMaker:
     ) -> None:
         self._whole, self._options, self._stored = whole, options, stored
         self._copied = running.rows > 0
-        self._heard: list[Sequence[int]] = []
-        self._n = 0  # tokens of these
+        self._heard: deque[Sequence[int]] = deque(maxlen=_REPLIES)
+        self._n = 0  # tokens that were heard
         sizes = [n for n in SIZES if 3 * n <= 2 * whole.vocab_size]
         self._sizes = [n for n in sizes if trimmed.work(whole, n) <= PAYS]
         self._next = 1 if self._sizes and options.draft_tokens == _AUTO else math.inf  # when to try
 
     def hear(self, reply: Sequence[int]) -> None:
         """Take the tokens of a reply into account."""
-        if self._n < 8 * TOKENS:
-            self._heard.append(reply)
-            self._n += len(reply)
+        self._heard.append(reply)
+        self._n += len(reply)
 
     @property
     def wanted(self) -> bool:
@@ -111,10 +111,10 @@ class DraftMaker:
             Cancelled: ``stop`` was set; nothing is left of it.
         """
         whole, options = self._whole, self._options
-        replies = self._heard if self._copied else [*self._stored(stop), *self._heard]
+        replies = [*([] if self._copied else self._stored(stop)), *self._heard]
         if sum(map(len, replies)) >= TOKENS and not self._still_good(replies) and _has_room(whole):
-            known = _tried(whole, options)
-            n = smallest(trimmed.places(whole), replies, self._sizes)
+            n = smallest(trimmed.places(whole), replies, self._sizes) or 0
+            known = _tried(whole, options, n)
             if n and (known is None or self._copied or known.ms <= PAYS * known.whole_ms):
                 if report is not None:
                     report(Measuring(WHAT))
@@ -125,13 +125,13 @@ class DraftMaker:
                     raise
                 except SpecllamaError as error:  # it drafts with the whole model
                     logger.info("no draft model of fewer words: %s", error)
-                    verdicts.keep(SCHEMA, _key(whole, options), Tried(0.0, 1.0, 1.0))
+                    verdicts.keep(SCHEMA, _key(whole, options, n), Tried(0.0, 1.0, 1.0))
         self._next = 2 * self._n + 1
 
     def _still_good(self, replies: Sequence[Sequence[int]]) -> bool:
         """True if the copy that drafts, or was made meanwhile, knows the words of these replies."""
         copy = _made(self._whole, _AUTO)
-        if copy is None or _tried(self._whole, self._options) is None:
+        if copy is None or _tried(self._whole, self._options, copy.rows) is None:
             return False
         known = np.isin([*chain.from_iterable(replies)], copy.array(SAYS))
         return float(known.mean()) >= 1 - 2 * LOST
@@ -152,20 +152,20 @@ def smallest(
     return next((n for n in sizes if float((found >= n).mean()) <= LOST), None)
 
 
-def _key(whole: GgufHeader, options: EngineOptions) -> dict[str, object]:
+def _key(whole: GgufHeader, options: EngineOptions, n: int) -> dict[str, object]:
     how = [options.threads, options.repack, options.gpu_layers, options.draft_gpu_layers]
-    return {**verdicts.circumstances(whole), "how": how}
+    return {**verdicts.circumstances(whole), "words": n, "how": how}
 
 
-def _tried(whole: GgufHeader, options: EngineOptions) -> Tried | None:
-    return verdicts.known(SCHEMA, _key(whole, options), Tried)
+def _tried(whole: GgufHeader, options: EngineOptions, n: int) -> Tried | None:
+    return verdicts.known(SCHEMA, _key(whole, options, n), Tried)
 
 
 def _known(whole: GgufHeader, options: EngineOptions) -> tuple[GgufHeader | None, float]:
     """Return the copy that was made at rest, if there is one, and its step as a share of the
     whole model's."""
     found = _made(whole, _AUTO)
-    known = found and _tried(whole, options)
+    known = found and _tried(whole, options, found.rows)
     return (found, known.ms / known.whole_ms) if known else (None, 1.0)
 
 
@@ -210,7 +210,7 @@ def _make(
         repack = options.repack != "off"
         found = compare(whole.path, path, threads=threads, repack=repack, stop=stop)
         if kind == _AUTO:
-            verdicts.keep(SCHEMA, _key(whole, options), found)
+            verdicts.keep(SCHEMA, _key(whole, options, n), found)
     except OSError as error:
         raise disk_error(error, path) from None
     except BaseException:

@@ -1,7 +1,7 @@
 """Draft models of fewer words: what they do not know of real replies, what a step costs, and how
 many tokens a pass writes.
 
-    python tests/lab/bench/draft_words.py FOLDER [--pair T+D] [--words 16384 32768] [--kinds code]
+    python tests/lab/draft_words.py FOLDER [--pair T+D] [--words 16384 32768] [--kinds code]
 
 FOLDER is that of ``real_models.py``. The target writes replies of five kinds, two at temperature 0
 and one at 0.8. The whole draft model reads them once; a copy computes the same rows for the words
