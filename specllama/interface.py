@@ -50,6 +50,7 @@ class ModelInfo:
 
     Attributes:
         card: the sampling fields that the file recommends (see ``card``).
+        draft_tokens: the tokens that it guesses, where these are not all (see ``trimmed``).
     """
 
     path: str
@@ -67,6 +68,7 @@ class ModelInfo:
     kv_types: str = "auto/auto"  # of K and V
     repacked: bool = True  # llama.cpp may rearrange the weights for this processor
     card: Mapping[str, float] = field(default_factory=dict)
+    draft_tokens: int | None = None
 
     @classmethod
     def elsewhere(cls, name: str, n_ctx: int) -> ModelInfo:
@@ -77,7 +79,8 @@ class ModelInfo:
     def label(self) -> str:
         """The name, which mostly includes the quantization."""
         told = self.quantization.lower() in self.name.lower()
-        return self.name if told else f"{self.name} {self.quantization}"
+        name = self.name if told else f"{self.name} {self.quantization}"
+        return f"{name}, {self.draft_tokens:,} words" if self.draft_tokens else name
 
     @property
     def layout(self) -> str:

@@ -21,6 +21,7 @@ from specllama.backend.hidden import HiddenRows as HiddenRows
 from specllama.backend.kernels import Kernels
 
 if TYPE_CHECKING:
+    from specllama.cancel import Cancel
     from specllama.events import Report
     from specllama.interface import ModelInfo
 
@@ -472,6 +473,27 @@ class Own:
     keys: dict[str, str] = field(default_factory=dict)
 
 
+class Maker(Protocol):
+    """A maker of what the next opening may use, from the replies that it hears."""
+
+    def hear(self, reply: Sequence[int]) -> None:
+        """Take the tokens of a reply into account."""
+        ...
+
+    @property
+    def wanted(self) -> bool:
+        """True if there is something to make."""
+        ...
+
+    def make(self, report: Report, stop: Cancel) -> None:
+        """Make it, while nothing else runs.
+
+        Raises:
+            Cancelled: ``stop`` was set.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class OpenedPair:
     """A target, maybe a draft model, and the facts of their files.
@@ -483,6 +505,7 @@ class OpenedPair:
         layouts: times passes of so many rows in both layouts of the target's weights, by whether
             they are repacked; None where there is one layout, or no room for another.
         here: names the processor and the build, to which measurements belong.
+        maker: makes at rest what the next opening may use; None: nothing.
         own: opens what drafts for this target only, for all of its lanes.
         template: Jinja chat template, None for raw prompts; ``bos`` and ``eos``: texts for it.
         close: frees the models.
@@ -495,6 +518,7 @@ class OpenedPair:
     measure: Callable[[Report], Exactness] = lambda report: Exactness()
     layouts: Callable[[Report, Sequence[int]], Mapping[bool, Mapping[int, float]]] | None = None
     here: str = ""
+    maker: Maker | None = None
     own: Callable[[], Own] = Own
     template: str | None = None
     bos: str = ""

@@ -189,6 +189,8 @@ class Conversation:
         self._window.finish()
         if self._ahead:
             return len(self._target.tokens)
+        if (maker := self._loaded.maker) is not None:
+            maker.hear(self._reply.token_ids)
         keep = common_prefix(self._target.tokens, self._tokens)
         if self._stats.rounds and keep > self._started.prompt_n:
             held = self._slot.held

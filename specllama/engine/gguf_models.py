@@ -13,12 +13,13 @@ import msgspec
 
 from specllama.backend import llama, verdicts
 from specllama.backend.attention import can_switch
-from specllama.backend.base import Opened, OpenedPair, Own
+from specllama.backend.base import Opened, OpenedPair, Own, Vocab
 from specllama.backend.cores import crowded, physical_cores
+from specllama.backend.embedding import Embedding
 from specllama.backend.exactness import Exactness
 from specllama.backend.llama_pool import LlamaPool, LoadedModel, open_pool
 from specllama.cancel import Cancel
-from specllama.engine import layouts
+from specllama.engine import fewer_words, layouts
 from specllama.engine.gguf_pair import Pair
 from specllama.engine.probing import exactness_of, state_key
 from specllama.errors import CannotLoad
@@ -30,6 +31,7 @@ from specllama.models.nextn_blocks import why_not
 from specllama.replies.card import read_card
 from specllama.settings.hardware import Adapter
 from specllama.settings.params import EngineOptions
+from specllama.store.sessions import last_replies
 
 logger = logging.getLogger("specllama.engine.gguf_models")
 
@@ -56,6 +58,7 @@ def _shown(one: LoadedModel) -> Opened:
         kv_types="/".join(kinds),
         repacked=model.repacks,
         card=read_card(header.metadata).values,
+        draft_tokens=header.rows or None,
     )
     key = state_key(one) if options.kv_disk != "off" else ""
     return Opened(pool, model.vocab, info, key)
@@ -84,6 +87,12 @@ def open_models(pair: Pair, on_progress: Report, stop: Cancel) -> OpenedPair:
 
             return open_own(target, options.heads)
 
+        maker = None
+        # its steps are timed on the CPU
+        if draft is not None and draft.model.gpu_layers == 0 and not pair.translated:
+            stored = partial(_stored_replies, target.model.vocab)
+            whole = pair.whole or draft.header
+            maker = fewer_words.DraftMaker(whole, draft.header, options, stored)
         return OpenedPair(
             target=_shown(target),
             draft=None if draft is None else _shown(draft),
@@ -92,12 +101,22 @@ def open_models(pair: Pair, on_progress: Report, stop: Cancel) -> OpenedPair:
             measure=measure,
             layouts=partial(layouts.time_layouts, target) if layouts.has_another(pair) else None,
             here=verdicts.here(),
+            maker=maker,
             own=own,
             template=target.header.chat_template,
             bos=target.model.vocab.bos_text,
             eos=target.model.vocab.eos_text,
             close=closing.pop_all().close,
         )
+
+
+def _stored_replies(vocab: Vocab, stop: Cancel) -> list[list[int]]:
+    """Tokenize the replies that this person's conversations hold."""
+    found = []
+    for text in last_replies():
+        stop.check()
+        found.append(vocab.tokenize(text, add_special=False, parse_special=False))
+    return found
 
 
 def _prepare(template: str | None) -> None:
@@ -140,6 +159,7 @@ def _load_as(
         is_target = role == "target"
         model = llama.LlamaModel(
             header.path,
+            embedding=Embedding(header, pair.whole) if header.rows else None,
             pre=header.pre_tokenizer or "",
             longest=header.longest_token,
             gpu_layers="0",

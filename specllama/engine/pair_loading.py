@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
-from specllama.backend.base import OpenedPair, Own, Pool, Vocab
+from specllama.backend.base import Maker, OpenedPair, Own, Pool, Vocab
 from specllama.backend.cores import crowded
 from specllama.backend.exactness import Exactness
 from specllama.cancel import Cancel
@@ -45,6 +45,7 @@ class Loaded:
         info: what to show people; replaced once more was measured.
         measured: measures what is not known yet, tells how far it is, and states it.
         layouts: see ``OpenedPair``; None once their times are known.
+        maker: see ``OpenedPair``.
         slots: places for conversations, whose lanes are of one pool; at least one.
         prompting: prompts in the target's tokens.
         chains: the sampler chain of a request.
@@ -63,26 +64,28 @@ class Loaded:
     stop: Cancel = field(default_factory=Cancel)
     measured: Callable[[Report], EngineInfo] | None = None
     layouts: Callable[[Report, Sequence[int]], Mapping[bool, Mapping[int, float]]] | None = None
+    maker: Maker | None = None
     kv_ram: int = 0
     shelf: Shelf | None = None
     close: Callable[[], None] = lambda: None
 
-    def time_layouts(self, report: Report, cancel: Cancel) -> bool:
+    def at_rest(self, report: Report, cancel: Cancel) -> bool:
         """Time the layouts of the target's weights, once, in a minute that other programs did not
-        slow; return False if ``cancel`` ended that."""
-        if self.layouts is None:
-            return True
+        slow, and make what the next opening may use; return False if ``cancel`` ended that."""
         try:
-            with self.stop.following(cancel):
-                found = self.layouts(report, ROWS)
-            if crowded():
-                return True
-            self.windows.learn_layouts(found)
+            if self.layouts is not None:
+                with self.stop.following(cancel):
+                    found = self.layouts(report, ROWS)
+                if not crowded():
+                    self.windows.learn_layouts(found)
+                    self.layouts = None
+            if self.maker is not None and self.maker.wanted:
+                self.maker.make(report, cancel)
         except Cancelled:
             return False
         except SpecllamaError as error:
             logger.info("the other layout of the weights is not timed: %s", error)
-        self.layouts = None
+            self.layouts = None
         return True
 
     def measure(self, report: Report, cancel: Cancel) -> bool:
@@ -151,6 +154,7 @@ def load(opening: OpeningPair) -> Loaded:
         stop=opening.stop,
         measured=measured,
         layouts=None if windows.profile.costs.other else opened.layouts,
+        maker=opened.maker,
         kv_ram=idle if options.parallel > 1 else 0,
         shelf=_shelf(opened, own, options.kv_disk, idle),
         close=opened.close,
