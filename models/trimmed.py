@@ -7,12 +7,11 @@ tokenizer, whose tokens are these rows. A text may hold any token, so it is read
 
     specllama.says          the model's token of each row, ascending
     specllama.tokenizer.*   the model's tokenizer; ``gguf`` gives these keys their own names back
-    specllama.embedding     the type of the whole embedding matrix, which lies after the tensors, or
-                            is read from the whole model's file
+    specllama.embedding     the type of the whole embedding matrix, which lies after the tensors
 
 The rows that both files have are computed alike, bit for bit. Copies that are made by themselves:
 
-    <cache>/drafts/<model>-auto/NAME.gguf    <model> is a fingerprint of the whole model's file
+    <cache>/drafts/<model>/NAME.gguf    <model> is a fingerprint of the whole model's file
 """
 
 from __future__ import annotations
@@ -94,14 +93,11 @@ def write(
     header: GgufHeader,
     destination: Path,
     says: IntArray,
-    *,
-    alone: bool = True,
     written: Callable[[float], object] | None = None,
 ) -> GgufHeader:
     """Write the copy that guesses these tokens only; its header.
 
     Args:
-        alone: it is of use without the whole model's file.
         written: see ``write_gguf``.
 
     Raises:
@@ -123,16 +119,12 @@ def write(
     for info in header.tensors:
         kept = says if is_table(info, size) else None
         tensors[info.name] = rows_of(header, info, kept), info.type
-    tail = rows_of(header, header.by_name[TABLE]) if alone else None
-    write_gguf(destination, values, tensors, written, tail)
+    write_gguf(destination, values, tensors, written, rows_of(header, header.by_name[TABLE]))
     return read_header(destination)
 
 
-def read_embedding(header: GgufHeader, whole: GgufHeader | None = None) -> tuple[Bytes, str]:
+def read_embedding(header: GgufHeader) -> tuple[Bytes, str]:
     """Map the whole embedding matrix of a copy: [tokens, bytes of a row], and its type.
-
-    Args:
-        whole: the model that it is a copy of, where its file has to be at hand.
 
     Raises:
         BadGguf: it is not there.
@@ -144,12 +136,9 @@ def read_embedding(header: GgufHeader, whole: GgufHeader | None = None) -> tuple
     row = tensor_bytes(TYPE_IDS[kind], width)
     at = header.data_offset + last.offset + last.n_bytes
     at += -at % ALIGNMENT
-    file = header
-    if whole is not None and header.file_bytes < at + n * row:
-        file, at = whole, whole.data_offset + whole.by_name[TABLE].offset
-    if file.file_bytes < at + n * row:
-        raise BadGguf(f"{file.path.name}: the embedding is cut short", "make the file again")
-    return np.memmap(file.path, np.uint8, "r", at, (n, row)), kind
+    if header.file_bytes < at + n * row:
+        raise BadGguf(f"{header.path.name}: the embedding is cut short", "make the file again")
+    return np.memmap(header.path, np.uint8, "r", at, (n, row)), kind
 
 
 def work(header: GgufHeader, n: int) -> float:
@@ -165,18 +154,15 @@ def folder() -> Path:
     return paths.cache_dir() / "drafts"
 
 
-def place(header: GgufHeader, kind: str) -> Path:
-    """Return the path of a copy in the cache, which goes on reading the model's own embedding.
-
-    ``kind``: its number of tokens where that was asked for, or "auto".
-    """
-    return folder() / f"{header.fingerprint}-{kind}" / header.path.name
+def place(header: GgufHeader) -> Path:
+    """Return the path of a model's copy in the cache."""
+    return folder() / header.fingerprint / header.path.name
 
 
 def copies(of: Path | None = None) -> list[tuple[Path, int]]:
     """List the copies in the cache and their bytes, newest first: all, or those of one model."""
     try:
-        name = "*" if of is None else f"{read_header(of).fingerprint}-*"
+        name = "*" if of is None else read_header(of).fingerprint
     except (SpecllamaError, OSError):
         return []
     found = [(file, file.stat()) for file in folder().glob(f"{name}/*")]

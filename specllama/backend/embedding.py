@@ -32,9 +32,6 @@ class _Traits(ctypes.Structure):
 class Embedding:
     """The tokens of a draft model that has rows of some only.
 
-    Args:
-        whole: see ``read_embedding``.
-
     Attributes:
         says: the token of each row, ascending.
         n_vocab: how many it reads.
@@ -44,10 +41,10 @@ class Embedding:
         CannotLoad: this build of llama.cpp does not decode the matrix.
     """
 
-    def __init__(self, header: GgufHeader, whole: GgufHeader | None = None) -> None:
+    def __init__(self, header: GgufHeader) -> None:
         self.n_vocab = header.vocab_size
         self.says = read_says(header, self.n_vocab, header.rows)
-        table, kind = read_embedding(header, whole)
+        table, kind = read_embedding(header)
         self._table = np.asarray(table)
         self.width = header.embedding_length
         # as the graph does it for tokens

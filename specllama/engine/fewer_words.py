@@ -12,23 +12,25 @@ import logging
 import math
 import shutil
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
 
 from specllama.arrays import IntArray
 from specllama.backend import verdicts
+from specllama.backend.base import Vocab
 from specllama.backend.cores import physical_cores
 from specllama.backend.same_rows import Tried, compare
 from specllama.cancel import Cancel
 from specllama.errors import BadGguf, Cancelled, SpecllamaError
 from specllama.events import Measuring, Report
 from specllama.models import memory, trimmed
-from specllama.models.download import disk_error
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.words import SAYS, ranked
+from specllama.paths import standing
 from specllama.settings.params import EngineOptions
+from specllama.store.sessions import last_replies
 
 logger = logging.getLogger("specllama.engine.fewer_words")
 
@@ -42,22 +44,10 @@ _REPLIES = 512  # that are remembered
 _MOST_BYTES = 4 << 30  # of all copies; the newest stay
 _TRIED = 4  # files' sizes of memory: of two, each perhaps once more in another layout
 _SPARE = 2 << 30  # bytes of the disk that stay free
-_AUTO = "auto"
 
 
 def chosen(whole: GgufHeader, options: EngineOptions) -> GgufHeader | None:
-    """Return the copy that drafts instead of a whole model; None for the model itself.
-
-    Raises:
-        UsageError: the number of words that was asked for cannot be had.
-        UnsupportedModel: there is no such copy of the model.
-        SpecllamaError: it cannot be written.
-    """
-    asked = options.draft_tokens
-    if asked == "all" or whole.rows:
-        return None
-    if asked != _AUTO:
-        return _made(whole, asked) or _make(whole, asked, int(asked), {}, options, Cancel())
+    """Return the copy that drafts instead of a whole model; None for the model itself."""
     found, share = _known(whole, options)
     return found if share <= PAYS else None
 
@@ -65,34 +55,22 @@ def chosen(whole: GgufHeader, options: EngineOptions) -> GgufHeader | None:
 def words(whole: GgufHeader, options: EngineOptions) -> str:
     """Describe the copy that was made of a model; "" if there is none."""
     found, share = _known(whole, options)
-    if found is None or options.draft_tokens != _AUTO:
+    if found is None:
         return ""
     drafts = "drafts" if share <= PAYS else "saves too little to draft"
     return f"a copy of {found.rows:,} words {drafts}: its step takes {share:.2f} of the time"
 
 
 class DraftMaker:
-    """A maker of the copy that a later opening may draft with.
+    """A maker of the copy of a draft model that a later opening may draft with."""
 
-    Args:
-        whole: the draft model. running: what drafts now, the same or a copy.
-        stored: earlier replies, in its tokens.
-    """
-
-    def __init__(
-        self,
-        whole: GgufHeader,
-        running: GgufHeader,
-        options: EngineOptions,
-        stored: Callable[[Cancel], list[list[int]]],
-    ) -> None:
-        self._whole, self._options, self._stored = whole, options, stored
-        self._copied = running.rows > 0
+    def __init__(self, whole: GgufHeader, options: EngineOptions, vocab: Vocab) -> None:
+        self._whole, self._options, self._vocab = whole, options, vocab
         self._heard: deque[Sequence[int]] = deque(maxlen=_REPLIES)
         self._n = 0  # tokens that were heard
         sizes = [n for n in SIZES if 3 * n <= 2 * whole.vocab_size]
         self._sizes = [n for n in sizes if trimmed.work(whole, n) <= PAYS]
-        self._next = 1 if self._sizes and options.draft_tokens == _AUTO else math.inf  # when to try
+        self._next = 1 if self._sizes and options.draft_tokens == "auto" else math.inf
 
     def hear(self, reply: Sequence[int]) -> None:
         """Take the tokens of a reply into account."""
@@ -110,70 +88,60 @@ class DraftMaker:
         Raises:
             Cancelled: ``stop`` was set; nothing is left of it.
         """
-        whole, options = self._whole, self._options
-        replies = [*([] if self._copied else self._stored(stop)), *self._heard]
-        if sum(map(len, replies)) >= TOKENS and not self._still_good(replies) and _has_room(whole):
-            n = smallest(trimmed.places(whole), replies, self._sizes) or 0
-            known = _tried(whole, options, n)
-            if n and (known is None or self._copied or known.ms <= PAYS * known.whole_ms):
+        whole = self._whole
+        known, copy = _tried(whole, self._options), _made(whole)
+        counts = Counter(chain.from_iterable(self._heard))
+        # one that was made is judged by what is written since
+        for text in last_replies() if copy is None else ():
+            stop.check()
+            counts.update(self._vocab.tokenize(text, add_special=False, parse_special=False))
+        if counts.total() >= TOKENS and not (copy and known and _knows(copy, counts)):
+            n = smallest(trimmed.places(whole), counts, self._sizes)
+            dear = known is not None and known.words == n and known.share > PAYS
+            if n and not dear and _has_room(whole):
                 if report is not None:
                     report(Measuring(WHAT))
-                counts = Counter(chain.from_iterable(replies))
-                try:
-                    _make(whole, _AUTO, n, counts, options, stop)
-                except Cancelled:
-                    raise
-                except SpecllamaError as error:  # it drafts with the whole model
-                    logger.info("no draft model of fewer words: %s", error)
-                    verdicts.keep(SCHEMA, _key(whole, options, n), Tried(0.0, 1.0, 1.0))
+                _make(whole, n, counts, self._options, stop)
         self._next = 2 * self._n + 1
 
-    def _still_good(self, replies: Sequence[Sequence[int]]) -> bool:
-        """True if the copy that drafts, or was made meanwhile, knows the words of these replies."""
-        copy = _made(self._whole, _AUTO)
-        if copy is None or _tried(self._whole, self._options, copy.rows) is None:
-            return False
-        known = np.isin([*chain.from_iterable(replies)], copy.array(SAYS))
-        return float(known.mean()) >= 1 - 2 * LOST
+
+def smallest(places: IntArray, counts: Counter[int], sizes: Iterable[int]) -> int:
+    """Return the least number of words that loses little of other replies, 0 if none does. Each
+    token that was counted stands for one of another reply: it is known if the rest tell of it."""
+    rest = {token: often - 1 for token, often in counts.items()}
+    often = np.array([counts[token] for token in ranked(places, rest).tolist()])
+    return next((n for n in sizes if often[n:].sum() <= LOST * often.sum()), 0)
 
 
-def smallest(
-    places: IntArray, replies: Sequence[Sequence[int]], sizes: Iterable[int]
-) -> int | None:
-    """Return the least number of words that loses little of replies, if it was chosen by others:
-    every second one, by the rest. None if none does."""
-    halves = [[*chain.from_iterable(replies[i::2])] for i in (0, 1)]
-    ranks = []
-    for mine, others in (halves, halves[::-1]):
-        rank = np.empty(len(places), np.int32)
-        rank[ranked(places, Counter(others))] = np.arange(len(places))
-        ranks.append(rank[mine])
-    found = np.concatenate(ranks)
-    return next((n for n in sizes if float((found >= n).mean()) <= LOST), None)
+def _knows(copy: GgufHeader, counts: Counter[int]) -> bool:
+    says = copy.array(SAYS)
+    return sum(counts[token] for token in says) >= (1 - 2 * LOST) * counts.total()
 
 
-def _key(whole: GgufHeader, options: EngineOptions, n: int) -> dict[str, object]:
+def _key(whole: GgufHeader, options: EngineOptions) -> dict[str, object]:
     how = [options.threads, options.repack, options.gpu_layers, options.draft_gpu_layers]
-    return {**verdicts.circumstances(whole), "words": n, "how": how}
+    return {**verdicts.circumstances(whole), "how": how}
 
 
-def _tried(whole: GgufHeader, options: EngineOptions, n: int) -> Tried | None:
-    return verdicts.known(SCHEMA, _key(whole, options, n), Tried)
+def _tried(whole: GgufHeader, options: EngineOptions) -> Tried | None:
+    return verdicts.known(SCHEMA, _key(whole, options), Tried)
 
 
 def _known(whole: GgufHeader, options: EngineOptions) -> tuple[GgufHeader | None, float]:
     """Return the copy that was made at rest, if there is one, and its step as a share of the
     whole model's."""
-    found = _made(whole, _AUTO)
-    known = found and _tried(whole, options, found.rows)
-    return (found, known.ms / known.whole_ms) if known else (None, 1.0)
+    found = _made(whole) if options.draft_tokens == "auto" and not whole.rows else None
+    known = None if found is None else _tried(whole, options)
+    if found is None or known is None or known.words != found.rows:
+        return None, 1.0
+    return found, known.share
 
 
-def _made(whole: GgufHeader, kind: str) -> GgufHeader | None:
+def _made(whole: GgufHeader) -> GgufHeader | None:
     """Return the copy that was made earlier; None if there is none, or it is damaged."""
     try:
-        there = trimmed.folder().is_dir() and trimmed.place(whole, kind).is_file()
-        found = read_header(trimmed.place(whole, kind)) if there else None
+        path = trimmed.place(whole)
+        found = read_header(path) if path.is_file() else None
     except (BadGguf, OSError):
         return None
     return found if found is not None and found.rows else None
@@ -181,40 +149,26 @@ def _made(whole: GgufHeader, kind: str) -> GgufHeader | None:
 
 def _has_room(whole: GgufHeader) -> bool:
     """True if there is room for a copy: on the disk, and in memory while both are tried."""
-    free = memory.available_memory()
-    if 0 < free < _TRIED * whole.file_bytes:
+    if 0 < memory.available_memory() < _TRIED * whole.file_bytes:
         return False
-    there = next(place for place in trimmed.folder().parents if place.exists())
-    try:
-        return shutil.disk_usage(there).free > _SPARE + whole.file_bytes
-    except OSError:
-        return False
+    return shutil.disk_usage(standing(trimmed.folder())).free > _SPARE + whole.file_bytes
 
 
 def _make(
-    whole: GgufHeader,
-    kind: str,
-    n: int,
-    counts: Mapping[int, int],
-    options: EngineOptions,
-    stop: Cancel,
-) -> GgufHeader:
-    """Make a copy; of one that was not asked for, keep how fast it is."""
-    path = trimmed.place(whole, kind)
+    whole: GgufHeader, n: int, counts: Mapping[int, int], options: EngineOptions, stop: Cancel
+) -> None:
+    """Make a copy, and keep how fast it is."""
+    path, found = trimmed.place(whole), Tried(n)
     try:
-        trimmed.check_source(whole)
-        says = trimmed.choose(whole, n, counts)
         path.parent.mkdir(parents=True, exist_ok=True)
-        copy = trimmed.write(whole, path, says, alone=False, written=lambda _: stop.check())
-        threads = options.threads or physical_cores()
-        repack = options.repack != "off"
+        says = trimmed.choose(whole, n, counts)
+        trimmed.write(whole, path, says, written=lambda _: stop.check())
+        threads, repack = options.threads or physical_cores(), options.repack != "off"
         found = compare(whole.path, path, threads=threads, repack=repack, stop=stop)
-        if kind == _AUTO:
-            verdicts.keep(SCHEMA, _key(whole, options, n), found)
-    except OSError as error:
-        raise disk_error(error, path) from None
-    except BaseException:
+        trimmed.keep_within(_MOST_BYTES, path)
+    except (SpecllamaError, OSError) as error:  # it drafts with the whole model
         shutil.rmtree(path.parent, ignore_errors=True)
-        raise
-    trimmed.keep_within(_MOST_BYTES, path)
-    return copy
+        if isinstance(error, Cancelled):
+            raise
+        logger.info("no draft model of fewer words: %s", error)
+    verdicts.keep(SCHEMA, _key(whole, options), found)

@@ -13,7 +13,7 @@ import msgspec
 
 from specllama.backend import llama, verdicts
 from specllama.backend.attention import can_switch
-from specllama.backend.base import Opened, OpenedPair, Own, Vocab
+from specllama.backend.base import Opened, OpenedPair, Own
 from specllama.backend.cores import crowded, physical_cores
 from specllama.backend.embedding import Embedding
 from specllama.backend.exactness import Exactness
@@ -31,7 +31,6 @@ from specllama.models.nextn_blocks import why_not
 from specllama.replies.card import read_card
 from specllama.settings.hardware import Adapter
 from specllama.settings.params import EngineOptions
-from specllama.store.sessions import last_replies
 
 logger = logging.getLogger("specllama.engine.gguf_models")
 
@@ -90,9 +89,8 @@ def open_models(pair: Pair, on_progress: Report, stop: Cancel) -> OpenedPair:
         maker = None
         # its steps are timed on the CPU
         if draft is not None and draft.model.gpu_layers == 0 and not pair.translated:
-            stored = partial(_stored_replies, target.model.vocab)
             whole = pair.whole or draft.header
-            maker = fewer_words.DraftMaker(whole, draft.header, options, stored)
+            maker = fewer_words.DraftMaker(whole, options, target.model.vocab)
         return OpenedPair(
             target=_shown(target),
             draft=None if draft is None else _shown(draft),
@@ -108,15 +106,6 @@ def open_models(pair: Pair, on_progress: Report, stop: Cancel) -> OpenedPair:
             eos=target.model.vocab.eos_text,
             close=closing.pop_all().close,
         )
-
-
-def _stored_replies(vocab: Vocab, stop: Cancel) -> list[list[int]]:
-    """Tokenize the replies that this person's conversations hold."""
-    found = []
-    for text in last_replies():
-        stop.check()
-        found.append(vocab.tokenize(text, add_special=False, parse_special=False))
-    return found
 
 
 def _prepare(template: str | None) -> None:
@@ -159,7 +148,7 @@ def _load_as(
         is_target = role == "target"
         model = llama.LlamaModel(
             header.path,
-            embedding=Embedding(header, pair.whole) if header.rows else None,
+            embedding=Embedding(header) if header.rows else None,
             pre=header.pre_tokenizer or "",
             longest=header.longest_token,
             gpu_layers="0",

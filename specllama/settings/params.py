@@ -491,11 +491,11 @@ class EngineOptions:
         False,
         "Accept a draft model with another tokenizer; its guesses are translated.",
     )
-    draft_tokens: str = speculation(
+    draft_tokens: Literal["auto", "all"] = speculation(
         "auto",
-        "Words that a draft model guesses: all, or the N likeliest, in a copy made in the cache. "
-        "auto takes a copy that was made at rest where its steps take less time.",
-        metavar="auto|all|N",
+        "Words that a draft model guesses: all, or in auto those of a copy that was made at rest, "
+        "in the cache, where its steps take less time.",
+        choices=("auto", "all"),
         flag=False,
     )
     max_leaves: int = setting(16, within=(1, 256))
@@ -582,13 +582,12 @@ class EngineOptions:
         check(self)
         if self.n_ctx is not None and 0 < self.n_ctx < 8:
             raise UsageError(f"ctx-size must be 0, or 8 and more, got {self.n_ctx}")
-        for name, count in (
+        for name, layers in (
             ("gpu-layers", self.gpu_layers),
             ("draft-gpu-layers", self.draft_gpu_layers),
-            ("draft-tokens", self.draft_tokens),
         ):
-            if count not in ("auto", "all") and not count.isdecimal():
-                raise UsageError(f"{name} must be auto, all or a count, got {count!r}")
+            if layers not in ("auto", "all") and not layers.isdigit():
+                raise UsageError(f"{name} must be auto, all or a count, got {layers!r}")
         endpoints(self.rpc)
         PlaceOptions(devices=self.draft_devices)
         disk_bytes(self.kv_disk)
