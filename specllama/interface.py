@@ -122,9 +122,9 @@ class EngineInfo:
         exact_rows: widest pass whose rows equal single steps bit for bit; 0 if not measured yet.
         exact_trees: whether the rows of branches do, too.
         widths: rows of the passes that return any, where they are kept to some; see ``--exact``.
+        here: names the build and the machine, on which costs depend.
         lanes: conversations that it writes at once.
         reads_ahead: whether it reads a message that is still being typed.
-        here: a name of the processor and the build, to which what is timed belongs.
     """
 
     target: ModelInfo

@@ -19,6 +19,7 @@ from specllama.arrays import HiddenNeed, Rows
 from specllama.backend.exactness import Exactness
 from specllama.backend.hidden import HiddenRows as HiddenRows
 from specllama.backend.kernels import Kernels
+from specllama.backend.pass_plan import PassPlan, Planned
 
 if TYPE_CHECKING:
     from specllama.cancel import Cancel
@@ -211,11 +212,13 @@ class Context(Protocol):
         max_leaves: most leaves of a tree pass; 1 where only chains are possible.
     """
 
-    n_ctx: int
     n_vocab: int
     n_batch: int
     max_rows: int
     max_leaves: int
+
+    @property
+    def n_ctx(self) -> int: ...
 
     @property
     def pool(self) -> Pool | None:
@@ -275,7 +278,14 @@ class Context(Protocol):
 
 
 class Lane(Context, Protocol):
-    """One conversation's place in a pool. Closing it gives the place back."""
+    """One conversation's place in a pool. Closing it gives the place back.
+
+    Attributes:
+        cheap: its passes that return all rows may be wider where that costs less. Rows can differ
+            by rounding then, as those of other drafts do.
+    """
+
+    cheap: bool
 
     @property
     def pool(self) -> Pool: ...
@@ -288,10 +298,6 @@ class Lane(Context, Protocol):
     def branches(self, parents: Sequence[int], reopen: int = 0) -> int:
         """Count the leaves that a tree pass adds to the lane's tree, see ``Part``. The last
         ``reopen`` tokens become a tree first."""
-        ...
-
-    def rows_at(self, past: int) -> int:
-        """Return the widest judged pass allowed after ``past`` tokens; ``max_rows`` at most."""
         ...
 
     def capture(self, need: HiddenNeed) -> None:
@@ -340,15 +346,16 @@ class Passes(Protocol):
         ...
 
 
-class Pool(Passes, Protocol):
+class Pool(Passes, Planned, Protocol):
     """One KV cache of one model, with room for several conversations.
 
     Attributes:
         lanes: most at once.
+        plan: of the widths of its passes.
         compactions: number of times that ``compact`` freed ghosts.
     """
 
-    lanes: int
+    plan: PassPlan
     compactions: int
 
     @property
@@ -502,13 +509,13 @@ class OpenedPair:
         translated: the draft model has a vocabulary of its own.
         exactness: of the target's passes, as its pool's ``kernels`` state it.
         measure: finds that out where it is not known yet, and tells how far it is.
-        layouts: times passes of so many rows in both layouts of the target's weights, by whether
-            they are repacked; None where there is one layout, or no room for another.
-        here: names the processor and the build, to which measurements belong.
+        layouts: times passes of so many rows in this layout of the target's weights and in the
+            other one; None where there is no other.
         maker: makes at rest what the next opening may use; None: nothing.
         own: opens what drafts for this target only, for all of its lanes.
         template: Jinja chat template, None for raw prompts; ``bos`` and ``eos``: texts for it.
         close: frees the models.
+        here: names the build and the machine, on which costs depend.
     """
 
     target: Opened
@@ -516,11 +523,11 @@ class OpenedPair:
     translated: bool = False
     exactness: Exactness = field(default_factory=Exactness)
     measure: Callable[[Report], Exactness] = lambda report: Exactness()
-    layouts: Callable[[Report, Sequence[int]], Mapping[bool, Mapping[int, float]]] | None = None
-    here: str = ""
+    layouts: Callable[[Report, Sequence[int]], Sequence[Mapping[int, float]]] | None = None
     maker: Maker | None = None
     own: Callable[[], Own] = Own
     template: str | None = None
     bos: str = ""
     eos: str = ""
+    here: str = ""
     close: Callable[[], None] = field(default=lambda: None)

@@ -11,7 +11,7 @@ import msgspec
 from specllama.errors import UsageError
 from specllama.settings.params import DRAFT_MAX, DRAFT_MAX_EXACT
 
-SCHEMA = "specllama.exactness.v1"
+SCHEMA = "specllama.exactness.v2"
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -56,6 +56,7 @@ class Exactness(msgspec.Struct, frozen=True):
         differs: the narrowest of ``widths`` that differed, 0 if none; by ``by`` in logits.
         inside: whether the sums inside the passes were compared, not only the logits.
         why_not: why nothing was measured, "" if it was.
+        costs: of passes, (rows, in single ones).
         groups: of widths, where they were looked for. kept: the one that passes are kept to.
     """
 
@@ -68,6 +69,7 @@ class Exactness(msgspec.Struct, frozen=True):
     inside: bool = False
     seconds: float = 0.0
     why_not: str = ""
+    costs: tuple[tuple[int, float], ...] = ()
     groups: tuple[Group, ...] = ()
     kept: Group | None = None
 

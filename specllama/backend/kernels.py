@@ -65,6 +65,12 @@ class Kernels:
         passes are far cheaper."""
         return int(not self.tiles or self.wide == TILE or bool(self.widths))
 
+    def shared(self, n_batch: int) -> int:
+        """Return the most tokens of a pass that conversations share, so that each has the rows that
+        it has alone. Until that is measured, they share none."""
+        exact = self.exact_rows
+        return n_batch if exact == 1 else max(min(n_batch, exact), 1)
+
     def least(self, n: int) -> int:
         """Return the fewest tokens of a pass that computes cells as one does that reads ``n``."""
         if not self.tiles or n < self.wide:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 
@@ -23,7 +23,8 @@ from specllama.backend.base import MAKE_ROOM, Outputs, Part, Pool
 from specllama.backend.batch import Shape
 from specllama.backend.cells import Cells, Places
 from specllama.backend.hidden import HiddenRows
-from specllama.backend.kernels import TILE, ZONE, Kernels, Read
+from specllama.backend.kernels import Kernels, Read
+from specllama.backend.pass_plan import PassPlan
 from specllama.backend.tree_layout import Layout
 from specllama.errors import EngineError, PoolFull
 from specllama.settings.params import DRAFT_MAX
@@ -84,6 +85,7 @@ class CellLane:
         self.tree: CachedTree | None = None
         self.hidden = HiddenRows()
         self.need: HiddenNeed = "nothing"
+        self.cheap = False
         self.closed = False
 
     # -- facts --
@@ -103,9 +105,6 @@ class CellLane:
         self._books.require_open()
         if self.closed:
             raise EngineError("the lane is closed")
-
-    def rows_at(self, past: int) -> int:
-        return self._books.rows_at(past)
 
     # -- passes and what stays of them --
 
@@ -199,6 +198,8 @@ class LaneBooks:
         in_order: keep the order of every lane's cells (see ``cells``).
     """
 
+    forgets: ClassVar[bool] = False
+
     def __init__(
         self, cache: LlamaCache, shape: Shape, n_vocab: int, kernels: Kernels, *, in_order: bool
     ) -> None:
@@ -210,7 +211,7 @@ class LaneBooks:
         self.lanes, self.n_batch = shape.lanes, shape.n_batch
         self.max_rows = shape.max_rows
         self.max_leaves = shape.max_leaves
-        self._wide = list(range(max(TILE, shape.max_rows) + 1))  # rows of a pass, by those asked
+        self.plan = PassPlan(self, pads=not self.forgets)
         self.cells = Cells(cache.n_cells, in_order=in_order)
         n = shape.sequences
         self._free = list(range(n - 1, -1, -1))  # sequence ids, the lowest last
@@ -255,19 +256,6 @@ class LaneBooks:
         """Count the first tokens of a lane that stay after a cut, see ``Lane.reusable_prefix``."""
         return keep
 
-    def rows_at(self, past: int) -> int:
-        """Return the widest pass allowed after ``past`` tokens.
-
-        llama.cpp computes attention over a multiple of 256 cells. Where its kernels choose by that,
-        a row has to be judged over as many as it has in a pass of its own.
-        """
-        kernels, least = self.kernels, self._wide[1]
-        if kernels.any_width or not kernels.widths:
-            return self.max_rows
-        fits = -(-(past + least) // ZONE) * ZONE - past
-        rows = (n for n in range(self.max_rows, 1, -1) if max(self._wide[n], n - 1 + least) <= fits)
-        return next(rows, 1)
-
     def keep_to(self, widths: Sequence[int], *, trees: bool) -> None:
         """Keep each later pass that returns rows to one of ``widths``, ascending. No lane is open.
 
@@ -280,7 +268,6 @@ class LaneBooks:
         self.kernels = replace(self.kernels, exact_rows=most, exact_trees=trees, widths=kept)
         self.max_rows = most
         self.max_leaves = self.shape.max_leaves if trees else 1
-        self._wide[: most + 1] = [min(w for w in widths if w >= n) for n in range(most + 1)]
         # pads take places behind the last token that a text may have
         self.n_ctx = self.shape.n_ctx - max(b - a for a, b in pairwise((0, *widths))) + 1
 

@@ -12,8 +12,8 @@ from specllama.arrays import Rows
 from specllama.backend.base import Outputs
 from specllama.backend.batch import Batch
 from specllama.backend.cells import Places
-from specllama.backend.kernels import GROUP, LACKING
 from specllama.backend.lane import CachedTree, CellLane
+from specllama.backend.pass_plan import PassPlan
 from specllama.backend.tree_layout import Layout
 from specllama.errors import EngineError
 
@@ -49,6 +49,11 @@ class PassPart:
         """True if final hidden states are kept of it."""
         return self.lane.need == "final_hidden" and self.n_rows == len(self.tokens)
 
+    @property
+    def may_widen(self) -> bool:
+        """True if it may be padded where a wider pass costs less."""
+        return self.lane.cheap and self.outputs == "all" and self.lane.growing is None
+
     def lay(self, parents: Sequence[int], max_leaves: int, *, kept: bool) -> int:
         """Turn it into nodes of the lane's tree; return the number of branches that they open.
 
@@ -80,8 +85,7 @@ class PassPart:
 
     def fill(self, room: int) -> None:
         """Pad the part if it nearly fills its last group of rows; ``room``: the most pads."""
-        n = len(self.tokens)
-        if 0 < (lacks := -n % GROUP) <= min(LACKING, room - n):
+        if lacks := PassPlan.lacks(len(self.tokens), room):
             self.pad(lacks)
 
     def drop_pads(self) -> None:

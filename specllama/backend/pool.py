@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 class CellPool(LaneBooks):
     """A pool of lanes, see ``base.Pool``, and ``LaneBooks`` for the arguments."""
-
-    forgets: ClassVar[bool] = False
 
     def __init__(
         self, cache: LlamaCache, shape: Shape, n_vocab: int, kernels: Kernels, *, in_order: bool
@@ -194,7 +192,8 @@ class CellPool(LaneBooks):
         cache.stop.check()
         lane, tokens, outputs = cast(CellLane, part.lane), part.tokens, part.outputs
         n = len(tokens)
-        wide = n if outputs == "none" else self._wide[n]
+        cheap = lane.cheap and outputs == "all"
+        wide = n if outputs == "none" else self.plan.rows(n, len(lane.tokens), cheap=cheap)
         with self._lock:
             self._settle_only(lane)
             past = lane.n_cells
@@ -283,15 +282,14 @@ class CellPool(LaneBooks):
         return True
 
     def _run_padded(self, pieces: Sequence[PassPart]) -> None:
-        """Run one pass of an allowed width."""
-        if not self.kernels.widths:
-            self._pass(pieces)
-            return
-        n = sum(len(piece.tokens) for piece in pieces)
+        """Run one pass of the width that is planned for it."""
+        kept, n = bool(self.kernels.widths), sum(len(piece.tokens) for piece in pieces)
         longest = max(pieces, key=lambda piece: len(piece.tokens))
-        if pads := self._wide[n] - n:
-            longest.pad(pads)
-        for piece in pieces:
+        cheap = not kept and all(piece.may_widen for piece in pieces)
+        wide = self.plan.rows(n, longest.past, cheap=cheap)
+        if wide > n and (kept or wide <= self.cells.room):
+            longest.pad(wide - n)
+        for piece in pieces if kept else ():
             piece.outputs = "all"  # how many rows come out chooses kernels, too
         self._pass(pieces)
         longest.drop_pads()

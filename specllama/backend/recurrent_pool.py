@@ -351,8 +351,7 @@ class RunningPool(ForgettingPool):
         """Pad the parts to one length, if planes can remove the padding."""
         most = max(len(piece.tokens) for piece in pieces)
         longest = max(piece.past for piece in pieces) + most
-        exact = self.kernels.exact_rows
-        widest = min(self.max_rows, exact) if exact > 1 else self.max_rows
+        widest = min(self.max_rows, self.kernels.shared(self.n_batch))
         fits = most * len(pieces) <= widest and longest <= self.n_ctx
         if fits and most <= 1 + self.cache.planes:
             for piece in pieces:

@@ -7,6 +7,7 @@ from time import perf_counter
 
 from specllama.backend.base import Context, Outputs
 
+_NARROW = 16
 Turn = list[dict[int, float]]
 
 
@@ -15,9 +16,9 @@ def timed(
     sizes: Iterable[int],
     turns: int,
     *,
-    outputs: Outputs = "all",
+    outputs: Outputs | None = None,
     text: Sequence[int] = (0,),
-    again: int = 2,
+    again: int = 3,
     done: Callable[[], object] = lambda: None,
 ) -> list[Turn]:
     """Return the milliseconds of passes after what the lanes hold: by turn, lane and rows.
@@ -26,6 +27,7 @@ def timed(
     and CUDA captures it in the second and replays it from the third on.
 
     Args:
+        outputs: of passes; None: all rows of narrow ones, the last of those that read a text.
         text: tokens that passes repeat.
         again: passes in a row.
         done: called after every turn.
@@ -35,10 +37,11 @@ def timed(
         found.append([dict[int, float]() for _ in lanes])
         for n in sizes:
             for lane, ms in zip(lanes, found[-1], strict=True):
+                rows = outputs or ("all" if n <= _NARROW else "last")
                 past, tokens = lane.n_past, [text[i % len(text)] for i in range(n)]
                 for _ in range(again):
                     begin = perf_counter()
-                    lane.forward(tokens, outputs=outputs)
+                    lane.forward(tokens, outputs=rows)
                     ms[n] = (perf_counter() - begin) * 1e3
                     lane.rollback(past)
         done()

@@ -26,10 +26,11 @@ Verdict = TypeVar("Verdict", bound=msgspec.Struct)
 
 def circumstances(header: GgufHeader) -> dict[str, Any]:
     """Describe the file, the build and the machine, as plain values."""
-    return {"file": header.fingerprint, **_machine()}
+    return {"file": header.fingerprint, **here()}
 
 
-def _machine() -> dict[str, Any]:
+def here() -> dict[str, Any]:
+    """Describe the build and the machine."""
     from specllama.backend import devices
 
     build = devices.build_info()
@@ -41,11 +42,6 @@ def _machine() -> dict[str, Any]:
             *(d.description for d in devices.gpus(devices.devices())),
         ],
     }
-
-
-def here() -> str:
-    """Return a name of the build and the machine: what is timed elsewhere says nothing of it."""
-    return hashlib.sha256(msgspec.json.encode(_machine(), order="sorted")).hexdigest()[:16]
 
 
 def kept(
@@ -114,9 +110,14 @@ class _Kept(msgspec.Struct):
 def _place(schema: str, key: Mapping[str, Any], folder: Path | None) -> tuple[bytes, Path]:
     from specllama.paths import profiles_dir
 
-    text = msgspec.json.encode({"schema": schema, **key}, order="sorted")
-    name = f"{hashlib.sha256(text).hexdigest()[:16]}.json"
-    return text, (folder or profiles_dir() / schema.split(".")[1]) / name
+    whole = {"schema": schema, **key}
+    folder = folder or profiles_dir() / schema.split(".")[1]
+    return msgspec.json.encode(whole, order="sorted"), folder / f"{name_of(whole)}.json"
+
+
+def name_of(key: Mapping[str, Any]) -> str:
+    """Return a short name of plain values."""
+    return hashlib.sha256(msgspec.json.encode(key, order="sorted")).hexdigest()[:16]
 
 
 def _read(path: Path, key: bytes, kind: type[Verdict]) -> Verdict | None:

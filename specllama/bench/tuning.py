@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from statistics import fmean, median
-from time import perf_counter
 from typing import Any
 
 from specllama.backend.base import Context, Outputs
+from specllama.backend.turns import timed
 from specllama.bench.experiment import EngineArm, RunFigures, compare, tasks_of
 from specllama.bench.prompts import BenchPrompt
 from specllama.bench.report import Comparison
@@ -115,31 +115,13 @@ def time_passes(
     progress: Callable[[], object],
 ) -> dict[int, float]:
     """Return the median milliseconds of each size of pass after ``tokens``, to which the cache is
-    cut.
-
-    Each size takes turns with the first one, its reference: only neighbours in time compare. Of
-    passes in a row only those behind the second count: llama.cpp reuses a graph from the second
-    pass of a shape on, and CUDA captures it in the second and replays it from the third on.
-    """
-    past = len(tokens)
+    cut."""
     context.rollback(0)
-    for i in range(0, past, TEXT):
+    for i in range(0, len(tokens), TEXT):
         context.forward(tokens[i : i + TEXT], outputs="none")
-    times: dict[int, list[float]] = {n: [] for n in sizes}
-    filler = [tokens[i % past] for i in range(max(sizes))]
-    turns = [sizes[0], *(n for size in sizes[1:] for n in (size, sizes[0]))]
-    for _ in range(repetitions):
-        for n in turns:
-            for again in range(4):
-                begin = perf_counter()
-                context.forward(filler[:n], outputs=outputs)
-                elapsed = (perf_counter() - begin) * 1e3
-                context.rollback(past)
-                if again > 1:
-                    times[n].append(elapsed)
-        progress()
+    turns = timed([context], sizes, repetitions, outputs=outputs, text=tokens, done=progress)
     context.rollback(0)
-    return {n: median(values) for n, values in times.items()}
+    return {n: median(turn[n] for (turn,) in turns) for n in sizes}
 
 
 def pass_costs(
@@ -171,7 +153,7 @@ def tune(
     temperatures: Sequence[float] = (0.0, 0.7, 1.0),
     per_slice: int = 3,
     max_tokens: int = 64,
-    repetitions: int = 3,
+    repetitions: int = 9,
     checks: int = 1,
     progress: Callable[[float], object] = lambda share: None,
     say: Callable[[str], object] = lambda words: None,
@@ -193,13 +175,13 @@ def tune(
     source, longest = "draft" if draft else "ngram", min(LONGEST, engine.target.max_rows - 1)
 
     say("step 1 of 2: what passes of 1 to 16 rows take")
-    timed = iter(range(1, 2 * repetitions + 1))
+    turns = iter(range(1, 2 * repetitions + 1))
     costs = pass_costs(
         engine.target,
         draft,
         text[: min(TEXT, engine.target.n_ctx // 2)],
         repetitions=repetitions,
-        progress=lambda: progress(0.2 * next(timed) / (2 * repetitions)),
+        progress=lambda: progress(0.2 * next(turns) / (2 * repetitions)),
     )
     costs.store(profile.costs)
     v = profile.costs.target.upto(longest + 1, costs.context)

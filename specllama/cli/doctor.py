@@ -250,7 +250,7 @@ def _faster(ref: str, pair: Pair) -> list[str]:
     from specllama.verdict import remedy_words
 
     layout = layout_words(pair.repacks)
-    found = remedies_of(verdicts.here(), pair.target, pair.draft, layout)
+    found = remedies_of(verdicts.name_of(verdicts.here()), pair.target, pair.draft, layout)
     heads = [f"--head {head}" for head in fitting(pair.target, library.scan()).values()]
     known = refs.catalog_pair(ref)
     if known is not None and known.head:

@@ -28,19 +28,13 @@ DEFAULT_MODEL = "tiny"
 
 
 def open_engine(
-    settings: Settings,
-    *,
-    quiet: bool,
-    parallel: int = 1,
-    measured: bool = False,
-    times: bool = False,
+    settings: Settings, *, quiet: bool, parallel: int = 1, measured: bool = False
 ) -> Engine:
     """Open the engine for ``--model`` and ``--draft-model``; the bundled pair if no model is named.
 
     Args:
         parallel: conversations that it takes at once.
-        measured: find out now which passes are exact, where that is not known yet;
-            with ``times`` also what they take in either layout of the weights.
+        measured: find out now which passes are exact, where that is not known yet.
 
     Raises:
         SpecllamaError: as ``Engine.load``.
@@ -51,7 +45,7 @@ def open_engine(
         options = dataclasses.replace(settings.engine_options(), parallel=parallel)
         engine = load(model, settings["draft-model"], options, on_progress=progress)
         if measured:
-            engine.measure(progress, times=times)
+            engine.measure(progress, times=False)
         return engine
     finally:
         progress.clear()

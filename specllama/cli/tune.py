@@ -109,13 +109,14 @@ def command(
             "other programs need the processors: times of such a minute are not those of this "
             "machine; tune again later"
         )
-    opened = loading.open_engine(settings, quiet=as_json, measured=True, times=True)
+    opened = loading.open_engine(settings, quiet=as_json, measured=True)
     with opened as engine, Meter("measuring") as meter, _kept(engine, save):
         profile = engine.windows.profile
         if profile.trouble:
             diagnostics.warn(profile.trouble)
         if not save:
             profile.path = None
+        engine.measure()  # both layouts of the weights
         result = tune(
             engine,
             prompts,
@@ -123,7 +124,7 @@ def command(
             temperatures=temperatures or ((0.0, 0.7, 1.0) if usual is None else (usual,)),
             per_slice=1 if quick else per_slice,
             max_tokens=max_tokens,
-            repetitions=2 if quick else 3,
+            repetitions=5 if quick else 9,
             checks=0 if quick else repetitions,
             progress=lambda share: meter.at(int(share * 1000), 1000),
             say=lambda words: None if as_json else meter.say(words),

@@ -5,6 +5,7 @@ A generator of events for the caller and of effects (``speculative.effects``) fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +17,6 @@ from specllama.arrays import Row, Rows
 from specllama.backend.base import Outputs
 from specllama.backend.kernels import TILE
 from specllama.cancel import Cancel
-from specllama.engine.pace import part
 from specllama.engine.pair_loading import Loaded
 from specllama.engine.prompting import Prepared
 from specllama.engine.reply import ReplyBuilder
@@ -140,6 +140,7 @@ class Conversation:
         self._slot = slot = seat.slot
         self._drafter = seat.drafter
         self._target = slot.target
+        self._plan = slot.target.pool.plan
         self._ahead = ready.stable is not None
         self._tokens = History() if self._ahead else slot.history
         self._ready = ready
@@ -187,6 +188,7 @@ class Conversation:
     def settle(self) -> int:
         """End the conversation; return how many tokens of the target's lane are committed."""
         self._window.finish()
+        self._target.cheap = False
         if self._ahead:
             return len(self._target.tokens)
         if (maker := self._loaded.maker) is not None:
@@ -201,7 +203,8 @@ class Conversation:
 
     def _start(self, cached: int) -> Started:
         params, drafter = self._params, self._drafter
-        limit = min(params.draft_limit(self._loaded.info.exact_rows), self._target.max_rows - 1)
+        wish = params.draft_limit(self._loaded.info.exact_rows)
+        limit = min(wish, self._plan.guesses(0, math.inf))
         return Started(
             prompt_n=len(self._tokens),
             cached_n=cached,
@@ -227,7 +230,7 @@ class Conversation:
             yield self._progress(total)
             self._cancel.check()
             return row
-        if total - done > min(self._seats.chunk(total - done), self._target.n_batch):
+        if total - done > self._seats.part(total - done):
             yield self._progress(done)
         while done < total:
             done, rows = yield from self._read(self._tokens, done, row=True)
@@ -277,6 +280,7 @@ class Conversation:
             yield Notice(message=advice, topic="routing")
         if drafter.name != "none":
             self._window = windows(params)
+            self._target.cheap = params.window == "auto"
         if trouble := windows.trouble():
             yield Notice(message=trouble, level="warning", topic="profile")
         booking = booked(drafter)
@@ -293,7 +297,6 @@ class Conversation:
             seed=self._seed,
             coins=self._coins(1),
             is_stop=self._reply.is_stop,
-            pass_rows=self._target.max_rows,
             accept=self._accept,
             piece=partial(self._loaded.prompting.vocab.piece, special=True),
             chances=params.chances,
@@ -307,6 +310,7 @@ class Conversation:
     def _inexact(self, rows: int, line: bool, past: int) -> bool:
         """True if a pass's rows may differ from those of single steps, also because a pass of
         another width wrote the cache."""
+        rows = self._plan.rows(rows, past, cheap=self._target.cheap)
         if rows > 1 and not self._loaded.info.is_exact(rows, line=line):
             self._slot.mark_inexact_from(past)
         return self._slot.inexact
@@ -324,9 +328,9 @@ class Conversation:
             if len(self._tokens) > n_ctx and not (yield from self._make_room()):
                 return "context"
             begun = perf_counter()
-            most = min(reply.remaining, self._target.rows_at(len(self._tokens) - 1))
+            room = self._plan.guesses(len(self._tokens) - 1, reply.remaining)
             try:
-                event = yield from rounds.round(most, first=first)
+                event = yield from rounds.round(room, first=first)
             except ContextFull as full:  # others took what room there was
                 self._full = full.message
                 return "context"
@@ -355,8 +359,7 @@ class Conversation:
         pool = self._target.pool
         apart = row and (pool.kernels.apart or pool.forgets)
         left = len(ids) - apart - done
-        size = part(left, self._seats.chunk(left), self._target.n_batch)
-        tokens = ids[done : done + size]
+        tokens = ids[done : done + self._seats.part(left)]
         end = done + len(tokens)
         last = row and end == len(ids)
         parts: list[tuple[Sequence[int], Outputs]] = [(tokens, "last" if last else "none")]

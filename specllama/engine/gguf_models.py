@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from specllama.backend import llama, verdicts
+from specllama.backend import llama, trial, verdicts
 from specllama.backend.attention import can_switch
 from specllama.backend.base import Opened, OpenedPair, Own
 from specllama.backend.cores import crowded, physical_cores
@@ -19,12 +19,13 @@ from specllama.backend.embedding import Embedding
 from specllama.backend.exactness import Exactness
 from specllama.backend.llama_pool import LlamaPool, LoadedModel, open_pool
 from specllama.cancel import Cancel
-from specllama.engine import fewer_words, layouts
+from specllama.engine import fewer_words
 from specllama.engine.gguf_pair import Pair
-from specllama.engine.probing import exactness_of, state_key
+from specllama.engine.probing import exactness_of, state_key, time_layouts
 from specllama.errors import CannotLoad
 from specllama.events import LoadProgress, Report
 from specllama.interface import ModelInfo
+from specllama.models import memory
 from specllama.models.gguf import GgufHeader
 from specllama.models.memory import kv_bytes
 from specllama.models.nextn_blocks import why_not
@@ -86,6 +87,7 @@ def open_models(pair: Pair, on_progress: Report, stop: Cancel) -> OpenedPair:
 
             return open_own(target, options.heads)
 
+        one_layout = pair.on_gpu or not trial.repacks() or not memory.repacked_bytes(pair.target)
         maker = None
         # its steps are timed on the CPU
         if draft is not None and draft.model.gpu_layers == 0 and not pair.translated:
@@ -97,13 +99,13 @@ def open_models(pair: Pair, on_progress: Report, stop: Cancel) -> OpenedPair:
             translated=pair.translated,
             exactness=exactness,
             measure=measure,
-            layouts=partial(layouts.time_layouts, target) if layouts.has_another(pair) else None,
-            here=verdicts.here(),
+            layouts=None if one_layout else partial(time_layouts, target),
             maker=maker,
             own=own,
             template=target.header.chat_template,
             bos=target.model.vocab.bos_text,
             eos=target.model.vocab.eos_text,
+            here=verdicts.name_of(verdicts.here()),
             close=closing.pop_all().close,
         )
 

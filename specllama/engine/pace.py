@@ -10,17 +10,6 @@ _WAIT = 3.0  # passes of those who write that reading a part of a prompt may tak
 _DRIFT = 0.25  # weight of the newest time
 
 
-def part(left: int, chunk: int, n_batch: int) -> int:
-    """Return how many of ``left`` tokens of a prompt are read next, about ``chunk``: if passes have
-    room for tiles, the rest is then read in tiles, too."""
-    if n_batch < 2 * TILE:
-        return n_batch
-    size = min(chunk, n_batch)
-    if size < left < size + TILE:
-        return left if left < 2 * TILE else left - TILE
-    return size
-
-
 class Pace:
     """Times of passes.
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
-from specllama.backend.base import Maker, OpenedPair, Own, Pool, Vocab
-from specllama.backend.cores import crowded
+from specllama.backend.base import Context, Maker, OpenedPair, Own, Pool, Vocab
 from specllama.backend.exactness import Exactness
 from specllama.cancel import Cancel
 from specllama.engine.opening import OpeningPair
@@ -27,7 +26,6 @@ from specllama.speculative.drafting import method
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.text_library import Library
 from specllama.speculative.drafting.translate import join_vocabularies
-from specllama.speculative.effects import LaneView
 from specllama.store.sessions import is_stored
 from specllama.store.states import States
 from specllama.store.texts import read_texts
@@ -63,22 +61,20 @@ class Loaded:
     windows: Windows
     stop: Cancel = field(default_factory=Cancel)
     measured: Callable[[Report], EngineInfo] | None = None
-    layouts: Callable[[Report, Sequence[int]], Mapping[bool, Mapping[int, float]]] | None = None
+    layouts: Callable[[Report, Sequence[int]], Sequence[Mapping[int, float]]] | None = None
     maker: Maker | None = None
     kv_ram: int = 0
     shelf: Shelf | None = None
     close: Callable[[], None] = lambda: None
 
     def at_rest(self, report: Report, cancel: Cancel) -> bool:
-        """Time the layouts of the target's weights, once, in a minute that other programs did not
-        slow, and make what the next opening may use; return False if ``cancel`` ended that."""
+        """Time the layouts of the target's weights, once, and make what the next opening may use;
+        return False if ``cancel`` ended that."""
         try:
             if self.layouts is not None:
                 with self.stop.following(cancel):
-                    found = self.layouts(report, ROWS)
-                if not crowded():
-                    self.windows.learn_layouts(found)
-                    self.layouts = None
+                    self.windows.learn_layouts(*self.layouts(report, ROWS))
+            self.layouts = None
             if self.maker is not None and self.maker.wanted:
                 self.maker.make(report, cancel)
         except Cancelled:
@@ -131,15 +127,15 @@ def load(opening: OpeningPair) -> Loaded:
         device="CPU" if kernels.on_cpu else "GPU",
         threads=kernels.threads,
         flash_attn=kernels.flash != "off",
+        here=opened.here,
         load_ms=(perf_counter() - opening.begun) * 1e3,
         has_chat_template=opened.template is not None,
         methods=method.menu(drafters[0].facts),
         lanes=lanes,
         reads_ahead=lanes == 1 and not pool.forgets,
-        here=opened.here,
     )
 
-    windows = Windows(open_profile(info), info)
+    windows = Windows(open_profile(info), info, pool.plan)
 
     def measured(report: Report) -> EngineInfo:
         return replace(info, **_exactness(opened.measure(report), pool))
@@ -191,7 +187,7 @@ def _drafters(
     """Make the drafters of each slot."""
     library = Library(given)
 
-    def beside() -> LaneView | Drafter | None:
+    def beside() -> Context | Drafter | None:
         if opened.draft is None:
             return None
         lane = opened.draft.pool.open()

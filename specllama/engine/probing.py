@@ -1,36 +1,44 @@
 """The exactness of a loaded target, measured once for a file, a build, a machine and its settings.
 
-It is measured at rest, or when somebody asks for it, never before a first answer: no text depends
-on what is found, see ``Kernels.exact_rows``. ``--exact`` alone asks for it when a model is loaded.
+What its passes cost is measured with it. That is done at rest, or when somebody asks for it, never
+before a first answer: no text depends on what is found, see ``Kernels.exact_rows``. ``--exact``
+alone asks for it when a model is loaded.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from specllama.backend import verdicts
-from specllama.backend.exactness import SCHEMA, Exactness, Group
-from specllama.errors import Cancelled, EngineError, SpecllamaError, UsageError
+from specllama.backend import probe, verdicts
+from specllama.backend.exactness import SCHEMA, Exactness
+from specllama.backend.llama_pool import LlamaPool, LoadedModel, open_pool
+from specllama.backend.turns import Turn, timed
+from specllama.errors import Cancelled, DoesNotFit, EngineError, SpecllamaError, UsageError
 from specllama.events import Measuring, Report
+from specllama.models import memory
 from specllama.settings.hardware import Adapter
+from specllama.text import size
 
 if TYPE_CHECKING:
-    from specllama.backend.llama_pool import LlamaPool, LoadedModel
+    from specllama.backend.llama import LlamaModel
 
 logger = logging.getLogger("specllama.engine.probing")
 
 WHAT = "checking that drafting gives the same text here"
+LAYOUTS = "timing the other layout of the weights"
 LATER = "that is done while the model is at rest, or now by: specllama tune -m FILE"
-_TIMED = 5  # passes of each width
+_TURNS = 3  # in which passes are timed
+_SHARE = 0.5  # of the free memory that a second copy of the weights may take
+_STEADY = 1.25  # times the least, of what is believed
 _SURE = 0.04  # share of a measurement after which its length is estimated
 _STATES = 2  # of what is written, and of how llama.cpp's own bytes are taken over
 FAR_BYTES = 1 << 30  # weights of models for which passes of up to 65 rows are compared, too
@@ -50,6 +58,7 @@ def exactness_of(target: LoadedModel, report: Report = None, *, now: bool) -> Ex
     """
     options, pool = target.options, target.pool
     found = _found(target, report, now).keeping(options.exact)
+    pool.plan.measured = dict(found.costs)
     if found.kept is None:
         pool.kernels = replace(pool.kernels, exact_rows=found.rows, exact_trees=found.trees)
         return found
@@ -100,21 +109,19 @@ def kernel_key(one: LoadedModel) -> dict[str, Any]:
 
 def _measure(one: LoadedModel, report: Report) -> Exactness:
     """Measure in a separate context, made like the target's, whose passes can be watched."""
-    from specllama.backend.llama_pool import open_pool
-    from specllama.backend.probe import CELLS, COPIES, NARROW, STEPS, WIDTHS, probe
     from specllama.backend.watch import Watch
 
     model, target, options = one.model, one.pool, one.options
     most = min(target.max_rows, target.pads + 1)
-    widths = [w for w in WIDTHS if w <= most] if options.exact != "off" else []
+    widths = [w for w in probe.WIDTHS if w <= most] if options.exact != "off" else []
 
     # a GPU runs different kernels if it is stopped and watched
     watch = Watch() if model.gpu_layers == 0 else None
     pool = open_pool(
         model,
-        n_ctx=CELLS,
-        lanes=1 if target.forgets else COPIES + 2,
-        max_rows=max(target.max_rows, NARROW[-1]),
+        n_ctx=probe.CELLS,
+        lanes=1 if target.forgets else probe.COPIES + 2,
+        max_rows=max(target.max_rows, probe.NARROW[-1]),
         threads=target.kernels.threads,
         options=options,
         flash=target.kernels.flash,
@@ -133,7 +140,7 @@ def _measure(one: LoadedModel, report: Report) -> Exactness:
     def told(step: int, share: float) -> None:
         if report is not None:
             left_s = (perf_counter() - begin) * (1 - share) / share if share > _SURE else None
-            report(Measuring(WHAT, step, STEPS, share, left_s))
+            report(Measuring(WHAT, step, probe.STEPS, share, left_s))
 
     def fill(copies: int) -> None:
         if pool.forgets or not pool.kernels.any_width:
@@ -146,7 +153,7 @@ def _measure(one: LoadedModel, report: Report) -> Exactness:
 
     far = model.n_bytes <= FAR_BYTES
     try:
-        found = probe(
+        found = probe.probe(
             lane,
             watch,
             fill,
@@ -158,25 +165,72 @@ def _measure(one: LoadedModel, report: Report) -> Exactness:
         )
     finally:
         model.drop(pool)
-    # at rest, conversations have the target's lanes
-    return msgspec.structs.replace(found, groups=_timed(found.groups, target)) if widths else found
-
-
-def _timed(groups: Sequence[Group], target: LlamaPool) -> tuple[Group, ...]:
-    """Add to each group the times of passes of its widths: the shortest of a few in a row, since
-    a device replays the graph of a pass like the last."""
-    ms = {w: math.inf for group in groups for w in group.widths}
-    lane = target.open()
-    for w in ms:
-        for _ in range(_TIMED):
-            begin = perf_counter()
-            lane.forward([0] * w, outputs="all")
-            ms[w] = min(ms[w], (perf_counter() - begin) * 1e3)
-            lane.rollback(0)
-    lane.close()
-    return tuple(
-        msgspec.structs.replace(group, ms=tuple(ms[w] for w in group.widths)) for group in groups
+    # a pass that is watched takes other times, and conversations have the target's lanes
+    pool = _beside(model, one, target.max_rows)
+    try:
+        turns = timed([pool.open()], [w for w in probe.WIDTHS if w <= most], _TURNS)
+    finally:
+        model.drop(pool)
+    put = msgspec.structs.replace
+    groups = tuple(
+        put(one, ms=tuple(min(ms[w] for (ms,) in turns) for w in one.widths))
+        for one in found.groups
     )
+    return put(found, groups=groups, costs=tuple(steady(turns).items()))
+
+
+def _beside(model: LlamaModel, target: LoadedModel, max_rows: int) -> LlamaPool:
+    """Open a context of a model, whose passes take what the target's take."""
+    kernels, choice = target.pool.kernels, target.pool.cache.choice
+    return open_pool(
+        model,
+        n_ctx=probe.CELLS,
+        max_rows=max_rows,
+        threads=kernels.threads if choice is None else choice.count,
+        options=target.options,
+        flash=kernels.flash,
+    )
+
+
+def steady(turns: Sequence[Turn], lane: int = 0) -> dict[int, float]:
+    """Return the costs of a lane's passes in single ones of the first, where all turns agree: a
+    busy machine tells nothing."""
+    found = {w: [turn[lane][w] / turn[0][1] for turn in turns] for w in turns[0][lane]}
+    return {w: median(r) for w, r in found.items() if max(r) < _STEADY * min(r)}
+
+
+def time_layouts(
+    target: LoadedModel, report: Report, rows: Sequence[int]
+) -> list[dict[int, float]]:
+    """Time passes in both layouts of the target's weights; see ``OpenedPair``. No text depends on
+    it.
+
+    Raises:
+        Cancelled: it was stopped.
+        DoesNotFit: there is no memory for a second copy of the weights.
+        CannotLoad: llama.cpp refuses it.
+    """
+    extra, free = memory.repacked_bytes(target.header), memory.available_memory()
+    if extra > _SHARE * free:
+        raise DoesNotFit(f"a second copy takes {size(extra)}, {size(free)} are free", needed=extra)
+    done = count(1)
+
+    def told() -> None:
+        if report is not None:
+            report(Measuring(LAYOUTS, share=next(done) / (_TURNS + 1)))
+
+    pools, model = [], target.model
+    other = target.load(target.header, repack=not model.repacks)
+    try:
+        told()
+        pools = [_beside(each, target, max(rows)) for each in (model, other)]
+        turns = timed([pool.open() for pool in pools], rows, _TURNS, done=told)
+    finally:
+        if pools:
+            model.drop(pools[0])
+        other.close()
+    one = median(mine[1] for mine, _ in turns)
+    return [{w: one * cost for w, cost in steady(turns, lane).items()} for lane in (0, 1)]
 
 
 def state_key(one: LoadedModel) -> str:
@@ -192,7 +246,7 @@ def state_key(one: LoadedModel) -> str:
         # some models turn positions otherwise in a context that is longer
         "long": isinstance(n_ctx, int) and pool.n_ctx > n_ctx,
     }
-    return hashlib.sha256(msgspec.json.encode(key, order="sorted")).hexdigest()[:16]
+    return verdicts.name_of(key)
 
 
 def _changed(adapter: str) -> list[int]:

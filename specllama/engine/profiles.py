@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from specllama.backend.pass_plan import PassPlan
 from specllama.engine.remedies import Weighed, kept_in, newest, ranked
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.rates import Remedy
@@ -54,7 +55,7 @@ def band(params: GenerateParams) -> str:
 
 
 def pair_key(info: EngineInfo) -> dict[str, Any]:
-    """Name the pair that a profile belongs to.
+    """Name the pair that a profile belongs to, on this machine and with this build of llama.cpp.
 
     Sizes stand for the contents: hashing gigabytes would cost more than measuring again. Of two
     models, ``cache`` and ``layers`` name both. The context length is left out: nothing that is kept
@@ -297,10 +298,14 @@ def _padding(widths: tuple[int, ...]) -> str:
 
 
 class Windows:
-    """The draft windows of an engine: adaptive ones that learn into ``profile``, or fixed ones."""
+    """The draft windows of an engine: adaptive ones that learn into ``profile``, or fixed ones.
 
-    def __init__(self, profile: Profile, info: EngineInfo) -> None:
-        self.info = info
+    Args:
+        plan: of the target's passes.
+    """
+
+    def __init__(self, profile: Profile, info: EngineInfo, plan: PassPlan | None = None) -> None:
+        self.info, self._plan = info, plan
         self.steps = PlainSteps()
         self.use(profile)
 
@@ -308,20 +313,20 @@ class Windows:
         """Learn into ``profile`` from now on."""
         self.profile = profile
         info = self.info
+        if self._plan is not None:
+            self._plan.cheapest = profile.costs.target.cheapest
         if info.draft is not None and info.target.file_bytes:
             profile.costs.draft_share = min(
                 max(1.2 * info.draft.file_bytes / info.target.file_bytes, 0.01), 2.0
             )
 
-    def learn_layouts(self, times: Mapping[bool, Mapping[int, float]]) -> None:
-        """Keep the times of passes by layout: what is missing of this one's, and the other's."""
-        costs, repacked = self.profile.costs, self.info.target.repacked
-        mine, one = times[repacked], times[repacked][1]
-        scale = (costs.target.ms(1) or one) / one  # another minute, another speed
-        for rows in sorted(mine):
-            if not costs.target.known(rows):
-                costs.target.set(rows, mine[rows] * scale)
-        costs.other = {rows: ms / one for rows, ms in times[not repacked].items()}
+    def learn_layouts(self, mine: Mapping[int, float], other: Mapping[int, float]) -> None:
+        """Keep the times of passes: what is missing of this layout's, and the other one's."""
+        costs, one = self.profile.costs, mine[1]
+        if costs.target.level is None:
+            costs.target.set(1, one)
+        costs.target.expect({rows: ms / one for rows, ms in mine.items()})
+        costs.other = {rows: ms / one for rows, ms in other.items()}
         self.profile.save()
 
     def remedies(
@@ -350,8 +355,10 @@ class Windows:
         limit = params.draft_limit(info.exact_rows)
         if params.window == "fixed":
             return Window(limit, self.steps)
-        profile = self.profile
+        profile, plan = self.profile, self._plan
         profile.refresh()
+        if plan is not None:
+            profile.costs.target.expect(plan.measured)
         return Policy(
             profile.learned(band(params)),
             profile.costs,
@@ -360,6 +367,7 @@ class Windows:
             peek=rule_of(params.verify, greedy=params.sampling.temperature == 0.0).peek,
             tokens=params.max_tokens,
             steps=self.steps,
+            widest=0 if plan is None else plan.widest,
             on_finish=profile.save,
         )
 

@@ -350,13 +350,6 @@ class Scheduler:
             self._seats.release(one.id, one.settle())
 
 
-def _widest(pool: Passes) -> int:
-    """Return the most tokens of a shared pass, so that each conversation has the rows that it has
-    alone. Until that is measured, they share none."""
-    exact = pool.kernels.exact_rows
-    return pool.n_batch if exact == 1 else max(min(pool.n_batch, exact), 1)
-
-
 def _size(effect: Effect | None) -> tuple[int, int, int]:
     """Return the least (tokens, rows, branches) that it takes of a pass."""
     if isinstance(effect, Offer):
@@ -382,7 +375,11 @@ def _room(pool: Passes, asking: list[Running]) -> list[Running]:
     for one in asking:
         n, wanted, leaves = _size(one.effect)
         tokens, rows, branches = tokens + n, rows + wanted, branches + leaves
-        full = tokens > _widest(pool) or rows > pool.max_rows or branches > pool.free_leaves
+        full = (
+            tokens > pool.kernels.shared(pool.n_batch)
+            or rows > pool.max_rows
+            or branches > pool.free_leaves
+        )
         if together and full:
             break
         together.append(one)
@@ -396,7 +393,8 @@ def _granted(pool: Pool, together: Sequence[Running]) -> list[int]:
         return [offers[0].size]
     sizes = [_size(one.effect) for one in together]
     tokens, rows = sum(n for n, _, _ in sizes), sum(n for _, n, _ in sizes)
-    left = min(_widest(pool) - tokens, pool.max_rows - rows, sum(offer.size for offer in offers))
+    most = min(pool.kernels.shared(pool.n_batch) - tokens, pool.max_rows - rows)
+    left = min(most, sum(offer.size for offer in offers))
     # attention is dearest to the longest text
     bids = [offer.bid(offer) for offer in offers]
     v = max((bid.passes(tokens + left) for bid in bids), key=lambda v: v[-1])

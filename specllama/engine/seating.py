@@ -30,7 +30,7 @@ from specllama.arrays import Row
 from specllama.backend.base import Context, Lane
 from specllama.backend.kernels import TILE, Kernels
 from specllama.cancel import Cancel
-from specllama.engine.pace import CHUNK, Pace, part
+from specllama.engine.pace import CHUNK, Pace
 from specllama.engine.pair_loading import Loaded
 from specllama.engine.slot import ParkedText, Slot
 from specllama.errors import EngineError, PoolFull, SpecllamaError, StoreError
@@ -124,13 +124,14 @@ class Seats:
         if self.shelf is not None:
             self.shelf.close()
 
-    def chunk(self, left: int) -> int:
-        """Choose how many of ``left`` tokens of a prompt are read at once."""
+    def part(self, left: int) -> int:
+        """Choose how many of ``left`` tokens of a prompt are read next."""
+        chunk = CHUNK
         if len(self._taken) > 1:
-            return self.pace.chunk()
-        # of a long one a tile, where nothing tells yet how long it takes
-        unknown = self.pace.token_s is None and left > CHUNK
-        return TILE if unknown and _way(self._pool.kernels, TILE) == TILE else CHUNK
+            chunk = self.pace.chunk()
+        elif self.pace.token_s is None and left > CHUNK and _way(self._pool.kernels, TILE) == TILE:
+            chunk = TILE  # of a long one, where nothing tells yet how long it takes
+        return self._pool.plan.part(left, chunk)
 
     def seat(self, id: int, ids: Sequence[int], params: GenerateParams, cancel: Cancel) -> Seat:
         """Take a free slot; its lane holds as much of the prompt as can be reused, from texts of
@@ -280,8 +281,8 @@ class Seats:
     def _whole_parts(self, at: int, until: int, n: int) -> int:
         """Return the position up to which a request of ``n`` tokens that reads from ``at`` on reads
         in whole parts, at most ``until``."""
-        size = min(CHUNK, n_batch := self._pool.n_batch)
-        while at + size <= until and n - 1 - at >= size == part(n - 1 - at, CHUNK, n_batch):
+        size, plan = min(CHUNK, self._pool.n_batch), self._pool.plan
+        while at + size <= until and n - 1 - at >= size == plan.part(n - 1 - at, CHUNK):
             at += size
         return at
 

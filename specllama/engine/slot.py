@@ -138,8 +138,8 @@ class Slot:
     @property
     def beside(self) -> list[Context]:
         """The lanes that its drafters read the text in, each once."""
-        lanes = [lane for drafter in self.drafters.values() for lane in drafter.lanes]
-        return [cast(Context, lane) for lane in dict.fromkeys(lanes)]
+        every = [lane for drafter in self.drafters.values() for lane in drafter.lanes]
+        return list(dict.fromkeys(every))
 
     @property
     def settled(self) -> int:

@@ -17,38 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
-from specllama.backend.base import Outputs, Part
+from specllama.backend.base import Context, Outputs, Part, Passes
 from specllama.speculative.budget import Bid
 from specllama.speculative.types import Draft
-
-if TYPE_CHECKING:
-    from specllama.backend.base import Context, Passes
-
-
-class LaneView(Protocol):
-    """A read-only view of a lane: its size and its tokens."""
-
-    @property
-    def n_ctx(self) -> int: ...
-
-    @property
-    def n_vocab(self) -> int: ...
-
-    @property
-    def n_batch(self) -> int:
-        """Most tokens in one pass."""
-        ...
-
-    @property
-    def tokens(self) -> list[int]:
-        """Tokens in the cache; read-only."""
-        ...
-
-    def reusable_prefix(self, keep_len: int) -> int:
-        """Count the first tokens that stay after a cut to ``keep_len``, with none read again."""
-        ...
 
 
 class HeadPlace(Protocol):
@@ -120,7 +93,7 @@ class Pass(Part):
 class Keep:
     """A wish to keep the first ``length`` tokens of the lane, or the nodes of ``path``."""
 
-    lane: LaneView | HeadPlace
+    lane: Context | HeadPlace
     length: int | None = None
     path: tuple[int, ...] = ()
 

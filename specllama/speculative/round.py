@@ -22,11 +22,11 @@ from time import perf_counter
 from typing import Any
 
 from specllama.arrays import Row, Rows
-from specllama.backend.base import Shared
+from specllama.backend.base import Context, Shared
 from specllama.errors import Cancelled
 from specllama.events import Chance, Chances, RoundDone
 from specllama.speculative.drafting.drafter import Drafter
-from specllama.speculative.effects import Keep, LaneView, Offer, Pass, Steps
+from specllama.speculative.effects import Keep, Offer, Pass, Steps
 from specllama.speculative.rules import Coins, Rule, Walk
 from specllama.speculative.sampling import SamplerChain, likeliest
 from specllama.speculative.types import EMPTY_DRAFT, Draft, DraftJudge, Room, Verdict
@@ -49,7 +49,6 @@ class Rounds:
             the row after them.
         tokens: prompt tokens; grows in place.
         chain: the sampler chain positioned after ``tokens``.
-        pass_rows: widest pass of the target.
         accept: how many of a round's tokens are kept: those up to the one that ends the reply.
         piece: the bytes of a token, for the record.
         chances: tell the probability of every token, and of so many others; None does not.
@@ -63,7 +62,7 @@ class Rounds:
         index: of the next round.
     """
 
-    target: LaneView
+    target: Context
     drafter: Drafter
     tokens: list[int]
     chain: SamplerChain
@@ -72,7 +71,6 @@ class Rounds:
     seed: int
     coins: Coins
     is_stop: Callable[[int], bool]
-    pass_rows: int
     accept: Callable[[Sequence[int]], int] = len
     piece: Callable[[int], bytes] = lambda token: b""
     chances: int | None = None
@@ -90,11 +88,11 @@ class Rounds:
         self._pass = Pass(self.target, (), "all")  # one for all rounds, as is the walk
         self._walk = Walk(self._pass.rows, self.chain)
 
-    def round(self, remaining: float = math.inf, *, first: Row | None = None) -> Steps[RoundDone]:
+    def round(self, room: float = math.inf, *, first: Row | None = None) -> Steps[RoundDone]:
         """Draft, verify and commit once.
 
         Args:
-            remaining: tokens that it may add at most; a draft never exceeds ``remaining - 1``.
+            room: guesses that there is room for.
             first: the row [n_vocab] after all ``tokens``, from the pass that read the prompt: the
                 first token is drawn from it, and nothing is drafted or evaluated.
 
@@ -107,12 +105,12 @@ class Rounds:
         past = len(self.tokens) - 1
         plan, draft, read, why, shared = _FIRST, EMPTY_DRAFT, 0, "", None
         if first is None:
-            plan = self.window.plan(self._room(remaining, past))
+            plan = self.window.plan(room)
         drafted = clock()
         if plan.draft_max > 0:
-            room = Room(plan.draft_max, plan.judge or DraftJudge())
-            draft = yield from self.drafter.draft(self.tokens, self.chain, room)
-            drafted, read = clock(), room.judge.granted
+            asked = Room(plan.draft_max, plan.judge or DraftJudge())
+            draft = yield from self.drafter.draft(self.tokens, self.chain, asked)
+            drafted, read = clock(), asked.judge.granted
             draft, why = yield from self._granted(plan, draft)
         try:
             if first is None:
@@ -260,6 +258,3 @@ class Rounds:
             others = [Chance(t, p, tuple(self.piece(t))) for t, p in top]
             told.append(Chances(token, logprob, tuple(self.piece(token)), tuple(others)))
         return tuple(told)
-
-    def _room(self, remaining: float, past: int) -> int:
-        return int(min(remaining - 1, self.target.n_ctx - past - 1, self.pass_rows - 1))

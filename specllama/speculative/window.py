@@ -52,11 +52,11 @@ class Window:
         """Note a prompt of ``depth`` tokens in the cache; ``tokens`` of them were read now."""
         self._depth = depth
 
-    def plan(self, room: int) -> Plan:
-        """Plan a round; ``room`` bounds the draft (tokens left, context left)."""
+    def plan(self, room: float) -> Plan:
+        """Plan a round; ``room``: guesses that there is room for."""
         if self._draft_max == 0:
             return _OFF
-        return self.decide(min(self._draft_max, room)) if room > 0 else _LAST
+        return self.decide(int(min(self._draft_max, room))) if room > 0 else _LAST
 
     def decide(self, most: int) -> Plan:
         """Plan a round of at most ``most`` guesses, at least one."""

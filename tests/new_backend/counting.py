@@ -28,6 +28,7 @@ from specllama.backend.base import (
 from specllama.backend.exactness import Exactness
 from specllama.backend.hidden import HiddenRows
 from specllama.backend.kernels import Kernels
+from specllama.backend.pass_plan import PassPlan
 from specllama.cancel import Cancel
 from specllama.errors import CannotLoad, ContextFull, EngineError
 from specllama.events import Event
@@ -98,7 +99,7 @@ class CountLane:
         self.n_vocab = pool._counts.n_vocab
         self.tokens: list[int] = []
         self.hidden = HiddenRows()
-        self._closed = False
+        self.cheap = self._closed = False
 
     @property
     def n_past(self) -> int:
@@ -126,9 +127,6 @@ class CountLane:
 
     def reusable_prefix(self, keep_len: int) -> int:
         return keep_len
-
-    def rows_at(self, past: int) -> int:
-        return self.max_rows
 
     def capture(self, need: HiddenNeed) -> None:
         if need != "nothing":
@@ -159,7 +157,8 @@ class CountPool:
 
     def __init__(self, counts: Counts, lanes: int, stop: Cancel) -> None:
         self.kernels = Kernels(exact_rows=self.max_rows)
-        self.lanes = lanes
+        self.n_ctx, self.lanes = CountLane.n_ctx, lanes
+        self.plan = PassPlan(self)
         self._counts, self._stop = counts, stop
         self._lanes: list[CountLane] = []
         self._handed_out: list[Rows] = []

@@ -244,12 +244,11 @@ def replay(
         seed=0,
         coins=coins,
         is_stop=_never,
-        pass_rows=len(verify) - 1,
         clock=clock,
     )
     while (left := last - (len(tokens) - start)) > 0:
         begin = clock.now
-        done = run_alone(rounds.round(left + 1), answer)
+        done = run_alone(rounds.round(min(left, len(verify) - 2)), answer)
         reason = done.window_reason
         out.reasons[reason] = out.reasons.get(reason, 0) + 1
         out.drafted += len(done.drafted)

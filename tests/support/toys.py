@@ -59,7 +59,8 @@ class NotTwice:
         return keep
 
     def accept(self, token: int) -> None:
-        assert self.allowed(np.array([token], np.int32))[0], "a forbidden token was emitted"
+        if not self.allowed(np.array([token], np.int32))[0]:
+            raise EngineError(f"token {token} is forbidden")  # a draft's branch ends there
         self.last = token
 
     def fork(self) -> NotTwice:
@@ -99,7 +100,7 @@ class Setup:
 
     def loop(
         self, drafter: Drafter, target: FakeContext, tokens: list[int], *, coins: Coins,
-        breakers: frozenset[int] = frozenset(), rows: int = 65, **request: Any,
+        breakers: frozenset[int] = frozenset(), **request: Any,
     ) -> Rounds:  # fmt: skip
         """Return rounds behind a text, of which the target has read all but the last token."""
         target.capture(drafter.needs)
@@ -114,7 +115,6 @@ class Setup:
         return Rounds(
             target=target, drafter=drafter, tokens=tokens, chain=chain, rule=self.judge,
             window=Window(self.draft_max), seed=self.seed, coins=coins, is_stop=is_eog,
-            pass_rows=rows,
         )  # fmt: skip
 
     def off_by(
@@ -142,14 +142,13 @@ class Setup:
         target = FakeContext(self.table, n_ctx=256)
         tokens = list(PROMPT)
         coins = self.coins or RandomCoins((self.seed, 1))
-        loop = self.loop(
-            proposer, target, tokens, coins=coins, breakers=frozenset({9}),
-            rows=self.exact_rows or target.max_rows,
-        )  # fmt: skip
+        breakers = frozenset({9})
+        loop = self.loop(proposer, target, tokens, coins=coins, breakers=breakers)
         end = len(PROMPT) + self.length
         while len(tokens) < end and not is_eog(tokens[-1]):
             before = list(tokens)
-            done = run_alone(loop.round(end - len(tokens)))
+            room = min(end - len(tokens), self.exact_rows or target.max_rows) - 1
+            done = run_alone(loop.round(room))
             assert tokens == [*before, *done.emitted]
             assert target.n_past == len(tokens) - 1
             assert target.tokens == tokens[:-1]

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specllama.arrays import Row
-from specllama.backend.base import Outputs
+from specllama.backend.base import Context, Outputs
 from specllama.errors import ContextFull
 from specllama.speculative.drafting.drafter import Drafter, Request
 from specllama.speculative.drafting.method import Kit, Method, with_draft
 from specllama.speculative.drafting.stepping import Stepping
-from specllama.speculative.effects import LaneView, Pass, Steps
+from specllama.speculative.effects import Pass, Steps
 from specllama.speculative.tree import Path
 from specllama.speculative.types import Room
 from specllama.text_history import Follower, common_prefix
@@ -32,7 +32,7 @@ class ChainDrafter(Stepping):
 
     name = "draft"
 
-    def __init__(self, lane: LaneView, *, n_vocab: int, batch: int | None = None) -> None:
+    def __init__(self, lane: Context, *, n_vocab: int, batch: int | None = None) -> None:
         self.lane = lane
         self.lanes = (lane,)
         self._pass = Pass(lane, ())  # one for all of its steps

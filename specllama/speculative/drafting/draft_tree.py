@@ -12,24 +12,22 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
 from specllama.arrays import FloatArray, Row
+from specllama.backend.base import Context
 from specllama.errors import ContextFull, EngineError, UsageError
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.method import Facts, Method, with_draft, with_trees
 from specllama.speculative.drafting.stepping import Stepping
-from specllama.speculative.effects import Keep, LaneView, Pass, Steps
+from specllama.speculative.effects import Keep, Pass, Steps
 from specllama.speculative.noise import exp_noise
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.selection import Peaks
 from specllama.speculative.tree import ROOT, BestFirst, Path
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Law, Room
-
-if TYPE_CHECKING:
-    from specllama.backend.base import Context
 
 _NEAR = 8.0  # logits; a token farther below the best is never a greedy guess
 _BESIDE = 0.1  # what a further sampled or fixed sibling must have left to catch
@@ -43,7 +41,7 @@ class TreeDrafter(ChainDrafter):
 
     @property
     def width(self) -> int:
-        lane = cast("Context", self.lane)
+        lane = self.lane
         return lane.max_rows if min(lane.max_leaves, self.request.leaves) > 1 else 1
 
     def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
@@ -384,6 +382,6 @@ METHOD = Method(
     "Pays where extra rows are cheap.",
     cost="draft model",
     why_not=why_no_tree,
-    open=lambda kit: TreeDrafter(cast("LaneView", kit.draft), n_vocab=kit.target.n_vocab),
+    open=lambda kit: TreeDrafter(cast("Context", kit.draft), n_vocab=kit.target.n_vocab),
     branches="may",
 )

@@ -9,7 +9,8 @@ from typing import Any
 import numpy.typing as npt
 
 from specllama.arrays import HiddenNeed, Row
-from specllama.speculative.effects import LaneView, Steps
+from specllama.backend.base import Context
+from specllama.speculative.effects import Steps
 from specllama.speculative.rules import Coins, Rule
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room, Verdict
@@ -67,7 +68,7 @@ class Drafter:
     name = "none"
     needs: HiddenNeed = "nothing"
     paid = ""
-    lanes: tuple[LaneView, ...] = ()
+    lanes: tuple[Context, ...] = ()
 
     request: Request
 

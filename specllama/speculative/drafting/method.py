@@ -8,17 +8,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from specllama.backend.base import Context
 from specllama.interface import MethodInfo
 from specllama.settings import method_list as registry
 from specllama.speculative.drafting.copying import TextFollower
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.text_library import Library
 from specllama.speculative.types import Booking
-
-if TYPE_CHECKING:
-    from specllama.speculative.effects import LaneView
 
 Cost = Literal["free", "draft model", "own", "of its sources"]
 Branches = Literal["no", "may", "must"]
@@ -65,7 +63,7 @@ class Kit:
     """
 
     target: Any
-    draft: LaneView | Drafter | None = None
+    draft: Context | Drafter | None = None
     library: Library = field(default_factory=Library)
     parts: Mapping[str, Any] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)

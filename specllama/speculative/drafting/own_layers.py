@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from specllama.backend.base import Context
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.method import Method, with_own
-from specllama.speculative.effects import LaneView
 
-Opener = Callable[[], tuple[LaneView, str]]  # the lane of those layers, and what they are and cost
+Opener = Callable[[], tuple[Context, str]]  # the lane of those layers, and what they are and cost
 
 
 class SelfDrafter(ChainDrafter):

@@ -25,7 +25,7 @@ from specllama.errors import ContextFull, EngineError, PairIncompatible
 from specllama.settings.params import SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.drafter import Request
-from specllama.speculative.effects import LaneView, Steps
+from specllama.speculative.effects import Steps
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Room
 from specllama.text_history import Follower, History
@@ -123,6 +123,7 @@ class TranslatedContext:
 
     def __init__(self, inner: Context, tokens: TokenMap) -> None:
         self._inner = inner
+        self.n_vocab, self.n_batch = tokens.n_target, inner.n_batch
         self._map = tokens
         self._tokens: list[int] = []
         self._ends: list[int] = []  # draft tokens up to and including each target token
@@ -132,14 +133,6 @@ class TranslatedContext:
     def n_ctx(self) -> int:
         """Target tokens that fit when those still to come need one draft token each."""
         return self._inner.n_ctx - (len(self._inner.tokens) - len(self._tokens))
-
-    @property
-    def n_vocab(self) -> int:
-        return self._map.n_target
-
-    @property
-    def n_batch(self) -> int:
-        return self._inner.n_batch
 
     @property
     def tokens(self) -> list[int]:
@@ -206,7 +199,7 @@ class RetokenizingDrafter(ChainDrafter):
 
     foreign = True
 
-    def __init__(self, lane: LaneView, target: Vocab, draft: Vocab, tokens: TokenMap) -> None:
+    def __init__(self, lane: Context, target: Vocab, draft: Vocab, tokens: TokenMap) -> None:
         super().__init__(lane, n_vocab=draft.n_tokens)
         self._target = target
         self._draft = draft

@@ -16,7 +16,7 @@ OWN = 0.5  # a source's first one: a doubtful row or two; as much is kept back f
 OUTLIER = 1.35  # times what is expected: passes of an idle machine scatter less (measured)
 SETTLE = 4  # first samples, of which the median counts: one disturbed one is passed over
 SINGLES = 12  # and of a plain step: everything is compared with it
-GAIN = 0.08  # of the level, per plain step: it follows drift within a dozen steps
+GAIN = 0.08  # of the level, per plain step: it follows drift in a dozen; more is no noise
 SLOPE = 0.15  # plain steps of a further row or a draft step, before one was timed: CPU to GPU
 # wide passes share a cell per step of about a third: few drafts go that far, prompts are that long
 CELLS: tuple[int, ...] = (*range(1, 18), 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)

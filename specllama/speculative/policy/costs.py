@@ -9,10 +9,19 @@ move slowly. Attention is what depth costs, and every row pays it again.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median_low
 
-from specllama.speculative.policy.constants import CELLS, GAIN, OUTLIER, SETTLE, SINGLES, SLOPE
+from specllama.speculative.policy.constants import (
+    CELLS,
+    GAIN,
+    MEMORY,
+    OUTLIER,
+    SETTLE,
+    SINGLES,
+    SLOPE,
+)
 from specllama.speculative.types import Booking
 
 
@@ -37,6 +46,9 @@ class CostTable:
 
     def __post_init__(self) -> None:
         self._flat: list[float] = []  # ratios by rows
+        self._wider: dict[int, int] | None = None  # see ``_padded``
+        self._expected: set[int] = set()  # cells whose ratios are known, not their times
+        self._turns = 0  # passes of several rows
         self._early: dict[int, list[float]] = {}  # first samples, by cell
         # a restored table keeps adapting: old counts weigh little
         self.counts = {cell: min(n, _first(cell)) for cell, n in self.counts.items()}
@@ -90,12 +102,40 @@ class CostTable:
         ratio = self.ratios[below] + max(rows - below, 0)
         return (self.level or 0.0) * ratio + self.deep_ms * rows * depth
 
-    def upto(self, rows: int, depth: int = 0) -> list[float]:
-        """Return ``[0, ms(1), ..., ms(rows)]``, indexed by row count."""
+    def upto(self, rows: int, depth: int = 0, widest: int = 0) -> list[float]:
+        """Return ``[0, ms(1), ..., ms(rows)]``, indexed by row count; ``widest``: see
+        ``cheapest``."""
         if len(self._flat) <= rows:
             self._flat = [0.0, *(self.ratio(n) for n in range(1, rows + 1))]
         one, deep = self.level or 0.0, self.deep_ms * depth
-        return [one * r + deep * n for n, r in enumerate(self._flat[: rows + 1])]
+        whole = [one * r + deep * n for n, r in enumerate(self._flat[: rows + 1])]
+        for n in self._padded() if widest else ():
+            if n <= rows:
+                whole[n] = self.ms(self.cheapest(n, depth, widest), depth)
+        return whole
+
+    def cheapest(self, rows: int, depth: int, widest: int) -> int:
+        """Return the rows of the cheapest pass that has room for ``rows``.
+
+        One in ``MEMORY`` is as wide as it is asked for, so that no wrong measurement stays.
+
+        Args:
+            widest: rows that it may have; 0: always ``rows``.
+        """
+        wide = self._padded().get(rows, rows)
+        if not rows < wide <= widest or self._turns % MEMORY == MEMORY - 1:
+            return rows
+        return wide if self.ms(wide, depth) < (1.0 - GAIN) * self.ms(rows, depth) else rows
+
+    def _padded(self) -> dict[int, int]:
+        """Return the widths of passes, of those timed often enough, that a wider one costs clearly
+        less than; and which does."""
+        if self._wider is None:
+            known = [n for n in sorted(self.ratios) if n > 1 and self.known(n)]
+            best = {n: min(known[i:], key=self.ratios.__getitem__) for i, n in enumerate(known)}
+            less = {n: (1.0 - GAIN) * self.ratios[n] for n in known}
+            self._wider = {n: m for n, m in best.items() if self.ratios[m] < less[n]}
+        return self._wider
 
     def within(self, rows: int, ms: float, depth: int = 0) -> int:
         """Return the most of ``rows`` rows that are surely read in ``ms``."""
@@ -128,16 +168,33 @@ class CostTable:
         """
         if cell == 1:
             scale = 1.0 if self.settled or not self.level else self.level / flat
-            self.ratios = {n: ratio * (scale if n > 1 else 1.0) for n, ratio in self.ratios.items()}
+            kept = {1, *self._expected}
+            self.ratios = {n: r * (1.0 if n in kept else scale) for n, r in self.ratios.items()}
             self.level = flat
         elif self.level:  # one by one is never dearer
             self.ratios[cell] = min(flat / self.level, rows) * cell / rows
+        self._moved()
+
+    def _moved(self) -> None:
+        """Forget what follows from ratios that have changed."""
         self._flat.clear()
+        self._wider = None
+
+    def expect(self, ratios: Mapping[int, float]) -> None:
+        """Take over the costs of passes, in single ones, that were measured elsewhere than in this
+        table, where it knows nothing better."""
+        new = {n: ratio for n, ratio in ratios.items() if n > 1 and not self.seen(n)}
+        if new:
+            self.ratios |= new
+            self.counts |= {n: _first(n) for n in new}
+            self._expected |= set(new)
+            self._moved()
 
     def observe(self, rows: int, ms: float, depth: int = 0) -> None:
         """Learn that one pass of ``rows`` rows took ``ms``."""
         if ms <= 0.0 or rows <= 0:
             return
+        self._turns += rows > 1
         cell = _cell(rows)
         seen = self.counts[cell] = self.counts.get(cell, 0) + 1
         if seen <= _first(cell):
@@ -152,7 +209,7 @@ class CostTable:
                 self._correct(self.level, expected * surprise, depth / 1000.0)
             else:
                 self.ratios[cell] *= 1.0 + max(GAIN / SETTLE, 1 / seen) * surprise
-            self._flat.clear()
+            self._moved()
 
     def _correct(self, known: float, error: float, depth: float) -> None:
         """Divide the excess of a single pass over its forecast between the level and the depth: a

@@ -64,6 +64,7 @@ class Weighing(DraftJudge):
         booking: who drafts.
         most: guesses at most.
         peek: decisions may look at drawn tokens.
+        widest: see ``CostTable.cheapest``.
         clock: seconds.
 
     Attributes:
@@ -82,17 +83,18 @@ class Weighing(DraftJudge):
         most: int,
         *,
         peek: bool,
+        widest: int,
         clock: Callable[[], float],
     ) -> None:
         self._text, self._ledger, self._booking = text, ledger, booking
         self._target, self._draft = target, draft = costs.target, costs.steps(booking)
-        self._most, self._peek, self._clock = most, peek, clock
+        self._most, self._peek, self._widest, self._clock = most, peek, widest, clock
         assert target.level is not None
         draft.guess(target.level * costs.draft_share)
         all_ = 1 + text.others
         # by rows of its own, where each of the others has as many: a row that is dear alone can be
         # cheap where all take one
-        self._v = [0.0, *target.upto((most + 1) * all_, text.depth)[all_::all_]]
+        self._v = [0.0, *self._passes((most + 1) * all_)[all_::all_]]
         self.one = self._v[1]
         # of the first draft step, and of each behind it
         self._step = draft.ms(all_, text.depth)
@@ -117,11 +119,17 @@ class Weighing(DraftJudge):
         self._why = ""
         self.longest = next((n for n in range(most, 0, -1) if self._fits(n)), 0)
 
+    def _passes(self, rows: int) -> list[float]:
+        """Return the milliseconds of passes of 0, 1, ... rows."""
+        return self._target.upto(rows, self._text.depth, self._widest)
+
     def _fits(self, guesses: int, further: float = 0.0) -> bool:
         """True if N guesses, and ``further`` ms for them, risk no more than the stake."""
         if guesses > self._most:
             return False
-        worst = self._target.most(guesses + 1 + self._text.others, self._text.depth) - self.one
+        depth, asked = self._text.depth, guesses + 1 + self._text.others
+        rows = self._target.cheapest(asked, depth, self._widest)
+        worst = self._target.most(rows, depth) - self.one
         return self._spent + further + worst <= self._stake
 
     # -- what a further guess gains --
@@ -344,8 +352,7 @@ class Weighing(DraftJudge):
             reached = [mean**i for i in range(1, offer.size + 1)]
         if len(reached) != offer.size:  # branches, or room for more than was drafted
             reached = sorted(offer.survival, reverse=True)
-        depth = self._text.depth
-        return Bid(reached, self._rate, self._balance, lambda rows: self._target.upto(rows, depth))
+        return Bid(reached, self._rate, self._balance, self._passes)
 
     # -- after the round --
 

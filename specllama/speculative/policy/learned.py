@@ -95,6 +95,7 @@ class Acceptance:
         sizes = {len(self.p), len(self.theta), *map(len, self.p)}
         if sizes != {len(VARIANCES)} or np.diag(self.p).min() <= 0.0:
             raise ValueError("not a regression")
+        self._deep = False  # whether a guess behind an accepted one was tested
         self._looks: list[Features] = []  # of the latest guesses that were seen, sent or not
         self._spread: tuple[int, Spread] | None = None  # and after how many labels it was told
 
@@ -141,7 +142,8 @@ class Acceptance:
             for t, row in zip(self.theta, p, strict=True)
         )
         self.theta[:] = bias, *(max(t, 0.0) for t in others)  # evidence never counts against one
-        if depth or not self.labels:
+        self._deep = self._deep or depth > 0
+        if depth or not self._deep:  # where one guess never pays, first ones stand for others
             self.mean += (y - self.mean) / RECENT
         self.labels += 1
 

@@ -23,6 +23,7 @@ from odd_drafts import (
 from speed_table import read_report
 from table_model import FakeTable, FakeVocab
 
+from specllama.backend import turns
 from specllama.bench import tuning
 from specllama.bench.experiment import (
     EngineArm,
@@ -288,7 +289,7 @@ def test_a_pass_is_timed_once_a_device_replays_its_graph(monkeypatch: pytest.Mon
     class Device:
         """A context that captures the graph of a pass when the second one like it comes."""
 
-        now, last, row = 0.0, 0, 0
+        now, last, row, n_past = 0.0, 0, 0, 3
 
         def forward(self, tokens: list[int], outputs: str) -> None:
             self.row = self.row + 1 if len(tokens) == self.last else 1
@@ -299,7 +300,7 @@ def test_a_pass_is_timed_once_a_device_replays_its_graph(monkeypatch: pytest.Mon
             pass
 
     device: Any = Device()
-    monkeypatch.setattr(tuning, "perf_counter", lambda: device.now)
+    monkeypatch.setattr(turns, "perf_counter", lambda: device.now)
     found = tuning.time_passes(
         device, [1, 2, 3], (1, 2, 4), outputs="all", repetitions=2, progress=lambda: None
     )

@@ -13,7 +13,6 @@ from table_model import FakeCache, FakePool, FakeTable, FakeVocab
 from specllama.backend.kernels import TILE, Kernels
 from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
-from specllama.engine.pace import part
 from specllama.engine.slot import Slot
 from specllama.events import PrefillProgress, RoundDone, Started
 from specllama.settings.params import GenerateParams
@@ -209,10 +208,11 @@ def test_exact_prefix_behind_what_was_written() -> None:
 
 @pytest.mark.parametrize("chunk", [64, 100, 128, 256, 512])  # others that write want short ones
 def test_parts_leave_nothing_that_is_too_short_for_a_tile(chunk: int) -> None:
+    plan = FakePool(FakeTable(8), n_batch=256).plan
     for left in range(1, 700):
         at, sizes = left, []
         while at > 0:
-            sizes.append(min(part(at, chunk, 256), at))
+            sizes.append(min(plan.part(at, chunk), at))
             at -= sizes[-1]
         assert sum(sizes) == left
         assert left < TILE or min(sizes) >= TILE

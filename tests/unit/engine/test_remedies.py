@@ -151,7 +151,7 @@ def learnt(folder: Path, info: EngineInfo) -> Windows:
     for rows, ms in STORED.items():
         if rows < 3:
             windows.profile.costs.target.set(rows, 2.0 * ms)  # of a slower minute
-    windows.learn_layouts({False: {**STORED, 128: 900.0}, True: {**REPACKED, 128: 900.0}})
+    windows.learn_layouts({**STORED, 128: 900.0}, {**REPACKED, 128: 900.0})
     return windows
 
 

@@ -153,7 +153,7 @@ def test_one_that_is_parked_waits_for_room_for_its_next_pass(
     """A prompt finds just room, and the other writes on before it is read, in one pass: it would
     be brought back for its few cells and be parked for that pass, again and again."""
     engine = engine_of(2)
-    monkeypatch.setattr(engine._seats, "chunk", lambda left: 512)
+    monkeypatch.setattr(engine._seats, "part", lambda left: 512)
     first = engine.submit([1] * 110, params(0, most=100))
     while engine._scheduler._target.room > 180:
         engine.step()

@@ -296,7 +296,7 @@ def a_loop(
     table = FakeTable(V, seed=5, sharpness=1.5, eog_bias=-9.0)
     target = FakeContext(table, n_ctx=n_ctx, max_rows=max_rows)
     tokens, coins = tokens if tokens is not None else list(PROMPT), RandomCoins(1)
-    return Setup(draft_max=draft_max).loop(proposer, target, tokens, coins=coins, rows=max_rows)
+    return Setup(draft_max=draft_max).loop(proposer, target, tokens, coins=coins)
 
 
 def truth(n: int) -> list[int]:
@@ -308,23 +308,25 @@ def truth(n: int) -> list[int]:
 
 def test_a_draft_never_overshoots_what_is_wanted() -> None:
     for wanted in (1, 2, 3, 5, 9, 20):
-        done = run_alone(a_loop(Cheat(truth(40))).round(wanted))
+        done = run_alone(a_loop(Cheat(truth(40))).round(wanted - 1))
         assert len(done.emitted) == min(wanted, 9)
         assert done.draft_max == min(wanted - 1, 8)
-    assert run_alone(a_loop(Cheat(truth(40))).round(1)).window_reason == "last token"
+    assert run_alone(a_loop(Cheat(truth(40))).round(0)).window_reason == "last token"
 
 
 def test_a_draft_never_overshoots_the_context_or_the_rows() -> None:
     known = truth(60)
     loop = a_loop(Cheat(known), n_ctx=20)
+    plan = loop.target.pool.plan
     while loop.target.n_past < 20:
-        run_alone(loop.round())
+        run_alone(loop.round(plan.guesses(len(loop.tokens) - 1, 99)))
         assert loop.target.n_past == len(loop.tokens) - 1
     assert loop.tokens == known[:21]
     with pytest.raises(ContextFull):
         run_alone(loop.round())
     assert loop.target.tokens == known[:20]
-    assert len(run_alone(a_loop(Cheat(known), max_rows=3).round()).emitted) == 3
+    narrow = a_loop(Cheat(known), max_rows=3).target.pool.plan
+    assert [narrow.guesses(7, left) for left in (1, 2, 99)] == [0, 1, 2]
 
 
 def test_a_prompt_of_one_token_works() -> None:
@@ -450,7 +452,7 @@ def test_windows_learn_from_every_round() -> None:
     loop = a_loop(Cheat(truth(30)))
     loop.window = Watching(3)
     first = run_alone(loop.round())
-    second = run_alone(loop.round(remaining=1))  # no room for a draft
+    second = run_alone(loop.round(0))  # no room for a draft
     assert [done.source for done in (first, second)] == ["stub", "none"]
     assert [len(done.drafted) for done, _ in seen] == [3, 0]
     for (record, verify_ms), done in zip(seen, (first, second), strict=True):

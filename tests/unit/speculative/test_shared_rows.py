@@ -73,7 +73,7 @@ def written(
         return Rounds(
             target=lane, drafter=drafter, tokens=tokens, window=Steps(most),
             chain=SamplerChain(sampling, tokens=tokens), rule=rule_of(law), seed=0, coins=coins,
-            is_stop=_ends, pass_rows=16,
+            is_stop=_ends,
         )  # fmt: skip
 
     def say(loop: Rounds) -> Any:

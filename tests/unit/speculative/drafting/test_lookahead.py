@@ -122,7 +122,7 @@ def run(setup: Setup, proposer: Wide, each: object = None) -> list[int]:
     loop = setup.loop(proposer, target, tokens, coins=coins, breakers=breakers)
     end = len(PROMPT) + setup.length
     while len(tokens) < end and not is_eog(tokens[-1]):
-        done = run_alone(loop.round(end - len(tokens)))
+        done = run_alone(loop.round(end - len(tokens) - 1))
         assert target.tokens == tokens[:-1]
         if each is not None:
             each(loop, done)  # type: ignore[operator]

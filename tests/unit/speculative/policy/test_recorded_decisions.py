@@ -187,7 +187,7 @@ def together(
         return Rounds(
             target=lane, drafter=drafter, tokens=tokens, window=window,
             chain=SamplerChain(sampling, seed=id, tokens=tokens), rule=law, seed=id, coins=coins,
-            is_stop=_never, pass_rows=64, clock=clock,
+            is_stop=_never, clock=clock,
         )  # fmt: skip
 
     loops = [begin(id, method) for id, method in enumerate(methods)]
@@ -219,7 +219,7 @@ def together(
     while any(n > 0 for n in left.values()):
         for id, n in left.items():
             if n > 0:
-                going[id] = loops[id].round(n)
+                going[id] = loops[id].round(n - 1)
                 asks[id] = None
                 answer(id, None)
         offers = {id: ask for id, ask in asks.items() if isinstance(ask, Offer)}

@@ -207,6 +207,7 @@ def test_profiles_belong_to_a_pair_a_device_and_a_temperature() -> None:
         for i in (
             info,
             dataclasses.replace(info, threads=8),
+            dataclasses.replace(info, here="another processor, or another build"),
             dataclasses.replace(info, device="GPU"),
             dataclasses.replace(info, draft=None),
             dataclasses.replace(info, flash_attn=True),
@@ -220,7 +221,7 @@ def test_profiles_belong_to_a_pair_a_device_and_a_temperature() -> None:
             ),
         )
     }
-    assert len(paths) == 8
+    assert len(paths) == 9
     served = dataclasses.replace(info, target=dataclasses.replace(info.target, n_ctx=4096))
     assert profile_path(pair_key(served), Path("x")) in paths
     bands = [
