@@ -9,7 +9,7 @@ import pytest
 from requests_made import asked, finish
 
 from specllama.arrays import HiddenNeed, Row
-from specllama.backend import attention, llama_pool, parts
+from specllama.backend import attention, llama_pool, pass_plan
 from specllama.backend.attention import can_switch
 from specllama.backend.kernels import WIDE
 from specllama.backend.lane import CellLane
@@ -171,7 +171,7 @@ def test_guesses_that_fill_a_pass_leave_no_trace(
     c = context(model)
     filled = read(c, text(n))
     cells = c.pool.cache.state(c.sequence)
-    monkeypatch.setattr(parts, "LACKING", 0)
+    monkeypatch.setattr(pass_plan, "LACKING", 0)
     c.rollback(0)
     assert np.array_equal(read(c, text(n)), filled)
     assert c.pool.cache.state(c.sequence) == cells
