@@ -34,9 +34,8 @@ MAX_PARTS = 1024
 GUESSED = 1024
 _PIECES = 64  # of the weights, hashed into a fingerprint
 _PIECE = 1 << 14
-OURS = (
-    "specllama."  # before the tokenizer's keys where llama.cpp should not read them (``trimmed``)
-)
+# before the tokenizer's keys where llama.cpp should not read them (``trimmed``)
+OURS = "specllama."
 
 # every n-th layer has full attention in architectures that do not spell the pattern out
 _PERIODS = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4, "exaone4": 4}

@@ -38,8 +38,6 @@ EMBEDDING = "specllama.embedding"
 TABLE = "token_embd.weight"
 # whose graphs scale tokens' embeddings by the root of their width, and leave others as they are
 SCALED = frozenset({"gemma3", "gemma4"})
-# whose graphs need the tokens themselves, or end the process without them
-_NEED_TOKENS = frozenset({"deepseek4", "glm4", "glm4moe", "granite-switch", "qwen4exp", "cogvlm"})
 _SPECIAL = (3, 4)  # types of control tokens and of those that a user defined
 _BYTE = 6
 # Of a vocabulary that lists characters behind all words: as many words are kept for each of them
@@ -53,17 +51,17 @@ def check_source(header: GgufHeader) -> None:
         BadGguf, UnsupportedModel: it cannot, and why.
     """
     check_loadable(header, "draft")
-    name, arch, size = header.path.name, header.architecture, header.vocab_size
+    name, size = header.path.name, header.vocab_size
     if header.rows:
         raise UnsupportedModel(f"{name} knows only {header.rows:,} tokens already")
     if len(header.parts) > 1:
         raise UnsupportedModel(f"{name} is split; only one file is made smaller")
     tables = [t for t in header.tensors if size in t.shape and not t.name.startswith("blk.")]
     other = [t.name for t in tables if not is_table(t, size)]
-    layered = (header.integer(header.own("n_deepstack_layers")) or 0) > 0
-    if other or layered or arch in _NEED_TOKENS:
-        why = f"{other[0]} depends on them" if other else f"{arch} models read them"
-        raise UnsupportedModel(f"{name} cannot do without tokens: {why} in every layer")
+    if other:
+        raise UnsupportedModel(
+            f"{name} cannot do without tokens: {other[0]} depends on them in every layer"
+        )
 
 
 def places(header: GgufHeader) -> IntArray:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from textual import on
 from textual.screen import Screen
@@ -54,24 +54,16 @@ class PagedApp(ThemedApp):
 
     def action_try_layout(self) -> None:
         """Load the weights in the layout that they do not have now."""
-        loader = self.chat.loader
-        if loader.server or loader.info is None or not loader.ready:
-            self.notify("No model of this machine is loaded: F6 chooses one")
+        loader, how = self.chat.loader, "auto"
+        target = loader.info.target if loader.info is not None and loader.ready else None
+        if loader.server or target is None or target.gpu_layers:
+            self.notify("No weights of this machine's processor are loaded: F6 chooses a model")
             return
-        from specllama.models.gguf import read_header
-        from specllama.models.memory import repacked_bytes
-
-        target = loader.info.target
-        if target.gpu_layers or not repacked_bytes(read_header(Path(target.path))):
-            self.notify("This model's weights have one layout here")
-            return
-        how: Repacking = "auto"
-        words = "in the usual layout"
         if self.options.repack == "auto":
-            how, words = ("off", "as stored") if target.repacked else ("on", "repacked")
-            words += ": texts are equal up to rounding. Alt+L goes back"
-        self.options = replace(self.options, repack=how)
-        self.notify(f"Loading the weights {words}", timeout=8)
+            how = "off" if target.repacked else "on"
+        self.options = replace(self.options, repack=cast("Repacking", how))
+        words = "texts are equal up to rounding. Alt+L goes back or on"
+        self.notify(f"Loading the weights again, --repack {how}: {words}", timeout=8)
         self.action_reload()
 
     def switch_model(self, pair: Pair | None) -> None:

@@ -216,10 +216,7 @@ def tune(
         for t in compared.temperatures
     ]
     advice = advise(groups, check)
-    drafts = [one for run in compared.runs if run.arm == FIXED for one in run.passes]
-    tested = sum(one.judged for one in drafts), sum(one.accepted for one in drafts)
-    better = engine.windows.remedies(base, tested=tested if draft else None)
-    advice["remedies"] = [asdict(one) for one in better]
+    advice["remedies"] = [asdict(one) for one in engine.windows.remedies(base)]
     return Tuning(costs, groups, check, advice)
 
 

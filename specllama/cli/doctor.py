@@ -220,7 +220,7 @@ def _plan(settings: Settings, options: EngineOptions) -> list[DoctorLine]:
     for line in [*pair.lines(), f"weights: {pair.layout}", f"exactness: {_exactness(pair)}"]:
         name, _, said = line.partition(": ")
         checks.append(info(name, said))
-    checks += [info("faster", said) for said in _faster(settings["model"], pair)]
+    checks += [info("faster", said) for said in _faster(pair)]
     try:
         pair.require_fit()
         checks.append(ok("RAM needed", size(pair.need(pair.n_ctx).required)))
@@ -240,29 +240,22 @@ def _exactness(pair: Pair) -> str:
     return "; ".join(dict.fromkeys(labels)) or later
 
 
-def _faster(ref: str, pair: Pair) -> list[str]:
-    """List what would make the pair faster here, by what was measured, and heads that are known."""
+def _faster(pair: Pair) -> list[str]:
+    """List what would make the pair faster here, by what was measured, and heads that are there."""
     from specllama.backend import verdicts
     from specllama.engine.profiles import remedies_of
     from specllama.engine.target_heads import fitting
     from specllama.interface import layout_words
-    from specllama.models import library, refs
+    from specllama.models import library
     from specllama.verdict import remedy_words
 
-    layout = layout_words(pair.repacks)
-    found = remedies_of(verdicts.name_of(verdicts.here()), pair.target, pair.draft, layout)
-    heads = [f"--head {head}" for head in fitting(pair.target, library.scan()).values()]
-    known = refs.catalog_pair(ref)
-    if known is not None and known.head:
-        heads.append(f"--head {known.head}")
-    untried = [f"{head}: a head that drafts for it; nothing was measured" for head in heads]
+    here, layout = verdicts.name_of(verdicts.here()), layout_words(pair.repacks)
+    found = remedies_of(here, pair.target, pair.draft, layout)
+    heads = fitting(pair.target, library.scan()).values()
+    lines = [*map(remedy_words, found or ()), *(f"--head {head}: was not tried" for head in heads)]
     if found is None:
-        return [
-            *untried,
-            "not known yet: that is measured at rest, or now by: specllama tune -m FILE",
-        ]
-    mine = [remedy_words(one) for one in found]
-    return [*mine, *untried] or ["nothing of what was measured here"]
+        lines.append("not known yet: that is measured at rest, or now by: specllama tune -m FILE")
+    return lines or ["nothing of what was measured here"]
 
 
 def _models() -> list[DoctorLine]:

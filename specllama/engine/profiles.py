@@ -14,21 +14,20 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from specllama.backend.pass_plan import PassPlan
-from specllama.engine.remedies import Weighed, kept_in, newest, ranked
+from specllama.engine.remedies import Weighed, kept_in, ranked
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.rates import Remedy
 from specllama.settings import method_list
 from specllama.settings.params import GenerateParams
 from specllama.speculative.policy.baseline import Baseline, PlainSteps
 from specllama.speculative.policy.costs import Costs
-from specllama.speculative.policy.learned import Acceptance, Learned
+from specllama.speculative.policy.learned import Learned
 from specllama.speculative.policy.ledger import Ledger
 from specllama.speculative.policy.policy import Policy
 from specllama.speculative.rules import rule_of
@@ -287,8 +286,10 @@ def remedies_of(
 
     wanted = {"here": here, **_target_key(target), **({"layout": layout} if layout else {})}
     kept = kept_in(profiles_dir(), SCHEMA, here)
-    mine = newest(kept, wanted, "none" if draft is None else _draft_key(draft))
-    return None if mine is None else ranked(mine, kept)
+    key = "none" if draft is None else _draft_key(draft)
+    mine = [one for one in kept if one.known and wanted.items() <= one.key.items()]
+    mine = [one for one in mine if one.key["draft"].startswith(key)]
+    return ranked(mine[-1], kept) if mine else None
 
 
 def _padding(widths: tuple[int, ...]) -> str:
@@ -330,17 +331,10 @@ class Windows:
         self.profile.save()
 
     def remedies(
-        self,
-        params: GenerateParams,
-        rounds: Sequence[TimedRound] = (),
-        tested: tuple[int, int] | None = None,
+        self, params: GenerateParams, rounds: Sequence[TimedRound] = ()
     ) -> tuple[Remedy, ...]:
-        """Return the changes that would have written these rounds faster, see ``remedies``;
-        ``tested``: the draft model's guesses of a measurement, and how many of them were kept."""
+        """Return the changes that would have written these rounds faster, see ``remedies``."""
         mine, path = self.profile.kept(pair_key(self.info)), self.profile.path
-        if tested:
-            draft = Acceptance(mean=tested[1] / max(tested[0], 1), labels=tested[0])
-            mine = replace(mine, bands={band(params): Learned({"draft": draft})})
         others = [] if path is None else kept_in(path.parent, SCHEMA, self.info.here)
         return ranked(mine, others, band(params), rounds)
 

@@ -67,9 +67,10 @@ class Weighed:
 
 
 def kept_in(folder: Path, schema: str, here: str) -> list[Weighed]:
-    """Return the profiles that were measured on this processor with this build."""
-    found = (_kept(path, schema, store.stamp(path)) for path in sorted(folder.glob("*.json")))
-    return [one for one in found if one is not None and one.key.get("here") == here]
+    """Return the profiles that were measured on this processor with this build, oldest first."""
+    found = (_kept(path, schema, store.stamp(path)) for path in folder.glob("*.json"))
+    mine = [one for one in found if one is not None and one.key.get("here") == here]
+    return sorted(mine, key=lambda one: one.saved[1])
 
 
 @lru_cache(maxsize=256)
@@ -83,17 +84,6 @@ def _kept(path: Path, schema: str, stamp: store.Stamp) -> Weighed | None:
         return Weighed(data["pair"], costs, bands, stamp)
     except (OSError, *store.DAMAGE):
         return None
-
-
-def newest(kept: Iterable[Weighed], wanted: Mapping[str, Any], draft: str) -> Weighed | None:
-    """Return the newest profile whose key has all of ``wanted`` and this draft model; None if there
-    is none."""
-    mine = [
-        one
-        for one in kept
-        if one.known and wanted.items() <= one.key.items() and one.key["draft"].startswith(draft)
-    ]
-    return max(mine, key=lambda one: one.saved[1], default=None)
 
 
 def ranked(

@@ -176,7 +176,7 @@ def test_what_would_be_faster_is_named_as_far_as_it_was_measured(cli) -> None:
     key = pair_key(
         replace(
             info,
-            here=verdicts.here(),
+            here=verdicts.name_of(verdicts.here()),
             target=_like(info.target, target),
             draft=_like(info.target, draft),
         )

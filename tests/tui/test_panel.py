@@ -8,9 +8,8 @@ import pytest
 from app_driver import Driver, GatedEngine, Recipe, record_of
 from fakes import Reply, ScriptedEngine, engine_info
 
-from specllama.events import Finished, PrefillProgress, RoundDone, Started
+from specllama.events import PrefillProgress, RoundDone, Started
 from specllama.figures import Figures
-from specllama.rates import Payoff, Remedy
 from specllama.settings.params import GenerateParams
 from specllama.tui.record import Record
 from specllama.tui.themes import DARK, UNICODE, ink_for
@@ -31,9 +30,9 @@ def text(sections: list[Section], width: int = 42) -> str:
     return "\n".join(line.plain for s in sections for line in s.draw(INK, width))
 
 
-def drawn(reply: Record, width: int = 42, free: int = 0, layout: str = "") -> str:
-    info, state = engine_info(device="CPU"), StripState(layout=layout)
-    return text(Drawing(UNICODE, INK, width).all(reply, state, info, free, True), width)
+def drawn(reply: Record, width: int = 42, free: int = 0) -> str:
+    info = engine_info(device="CPU")
+    return text(Drawing(UNICODE, INK, width).all(reply, StripState(), info, free, True), width)
 
 
 @pytest.mark.parametrize("rounds", [99, 100, 928, 9999])
@@ -49,21 +48,6 @@ def of(record: Record) -> Figures:
     found = record.figures()
     assert found is not None
     return found
-
-
-def test_what_would_be_faster_is_named_with_the_key_that_tries_it() -> None:
-    def said(change: str) -> str:
-        reply = record(Reply(LONG, accept=(3, 1)))
-        done = reply.finished
-        assert isinstance(done, Finished)
-        better = Remedy(change, 1.2, "texts are then equal up to rounding")
-        verdict = Payoff("off", None, None, None, 9, 9, 0, 0, 0, remedies=(better,))
-        reply.end(dataclasses.replace(done, verdict=verdict))
-        return " ".join(drawn(reply, layout="--repack on").split())
-
-    words = "Alt+L tries it --repack on would write 1.20×; texts are then equal up to rounding."
-    assert words in said("--repack on")
-    assert "Alt+L" not in said("-t 1") + said("--repack off")
 
 
 def test_the_figures_are_those_of_the_events() -> None:

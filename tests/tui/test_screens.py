@@ -393,13 +393,13 @@ async def test_a_key_loads_the_other_layout_of_the_weights_and_the_usual_one_aga
         def told(words: str) -> bool:
             return any(words in note.message for note in d.app._notifications)
 
-        for asking, words in ((2, "repacked: texts are equal up to"), (3, "in the usual layout")):
+        for asking, words in ((2, "--repack on: texts are equal"), (3, "--repack auto")):
             await d.press("alt+l", until=partial(told, words))
             await d.until(lambda n=asking: d.app.loader.ready and len(asked) == n)
             other = "off" if asked[-1] == "on" else "on"
             await d.until(lambda other=other: d.app.chat.strip.layout == f"--repack {other}")
         d.app.loader.info = replace(d.app.loader.info, target=model_info(path=path, gpu_layers=9))
-        await d.press("alt+l", until=partial(told, "one layout"))
+        await d.press("alt+l", until=partial(told, "No weights"))
     assert asked == ["auto", "on", "auto"]
 
 

@@ -24,7 +24,6 @@ from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.inked import Inked
 from specllama.tui.widgets.stats_strip import StripState, duration
 from specllama.tui.widgets.walk import best_path, token_text
-from specllama.verdict import remedy_words, shown_remedies
 
 NAME = 8  # cells of the names in front of bars
 FIGURE = 14  # cells of the figures behind them: "100% of 10000"
@@ -244,12 +243,6 @@ class Drawing:
         elif done.index:
             yield Section("Draft window", str(done.draft_max), why)
 
-    def faster(self, found: Figures, layout: str) -> Iterator[Section]:
-        """Yield what was measured to be faster, with the key that tries it."""
-        for one in shown_remedies(found.verdict)[:1]:
-            how = "Alt+L tries it" if one.change == layout else "by what was timed"
-            yield Section("Would be faster", how, self.words(f"{remedy_words(one)}."))
-
     def all(
         self,
         record: Record | None,
@@ -266,11 +259,7 @@ class Drawing:
                 found.append(self.round(record.rounds[at], number))
             figures = record.figures(at)
             if figures is not None:
-                found += [
-                    *self.faster(figures, state.layout),
-                    *self.depth(figures),
-                    *self.time(figures),
-                ]
+                found += [*self.depth(figures), *self.time(figures)]
             found += self.first(record, figures, state)
             if record.rounds:
                 found += self.balance(record.rounds[at])

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from ggufs import bpe_tokens, write_llama, write_mamba, write_spm, write_windows
 from ggufs_gemma4 import write_gemma4
-from ggufs_nextn import write_nextn
 
 from specllama.arrays import IntArray, Rows
 from specllama.backend import embedding, same_rows
@@ -198,7 +197,6 @@ def _per_layer(path: Path) -> Path:
     [
         (_split, "only one file"),
         (_per_layer, "depends on them in every layer"),
-        (lambda path: write_nextn(path, "glm4moe", nextn=0), "models read them in every layer"),
     ],
 )
 def test_a_model_that_cannot_do_without_tokens(
