@@ -34,6 +34,8 @@ MAX_PARTS = 1024
 GUESSED = 1024
 _PIECES = 64  # of the weights, hashed into a fingerprint
 _PIECE = 1 << 14
+# before the tokenizer's keys where llama.cpp should not read them (``trimmed``)
+OURS = "specllama."
 
 # every n-th layer has full attention in architectures that do not spell the pattern out
 _PERIODS = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4, "exaone4": 4}
@@ -226,6 +228,13 @@ class GgufHeader(Container):
     def tensor_bytes(self) -> int:
         return sum(tensor.n_bytes for tensor in self.tensors)
 
+    @property
+    def step_bytes(self) -> int:
+        """The bytes that a step reads: all layers and the output; of embeddings it reads a row."""
+        table = self.by_name.get("token_embd.weight")
+        apart = table is not None and "output.weight" in self.by_name
+        return self.tensor_bytes - (table.n_bytes if table and apart else 0)
+
     @cached_property
     def tensor_types(self) -> dict[str, int]:
         """The number of tensors of each type, most bytes first."""
@@ -334,6 +343,11 @@ class GgufHeader(Container):
         return [int(token) for token in np.flatnonzero(found)]
 
     @property
+    def rows(self) -> int:
+        """Tokens that it can guess, where these are not all; else 0."""
+        return self.arrays["specllama.says"].count if OURS + "embedding" in self.kinds else 0
+
+    @property
     def merges_count(self) -> int:
         merges = self.arrays.get("tokenizer.ggml.merges")
         return merges.count if merges is not None else 0
@@ -363,6 +377,7 @@ class GgufHeader(Container):
             "pre_tokenizer": self.pre_tokenizer,
             "has_chat_template": self.chat_template is not None,
             "parts": len(self.parts),
+            "draft_tokens": self.rows or None,
         }
 
 
@@ -376,6 +391,9 @@ def read_header(path: str | Path) -> GgufHeader:
     path = Path(path)
     first = parse(path)
     whole = {**vars(first), "parts": _parts(first)}
+    if OURS + "embedding" in first.kinds:
+        for name in ("metadata", "kinds", "arrays"):
+            whole[name] = _own_names(whole[name])
     for number, part in enumerate(whole["parts"][1:], start=1):
         other = parse(part)
         if _split_number(other, "split.no") != number:
@@ -390,6 +408,13 @@ def read_header(path: str | Path) -> GgufHeader:
     if len(whole["parts"]) > 1 and isinstance(expected, int) and expected != found:
         raise BadGguf(f"{path.name} announces {expected} tensors, its parts hold {found}")
     return GgufHeader(**whole)
+
+
+def _own_names(keys: dict[str, Any]) -> dict[str, Any]:
+    """Give a tokenizer that llama.cpp should not read the names of one that it does."""
+    of = OURS + "tokenizer."
+    kept = {key: value for key, value in keys.items() if not key.startswith((of, of[len(OURS) :]))}
+    return kept | {key[len(OURS) :]: value for key, value in keys.items() if key.startswith(of)}
 
 
 def _split_number(container: Container, key: str) -> int | None:

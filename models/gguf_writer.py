@@ -50,6 +50,7 @@ def write_gguf(
     metadata: Mapping[str, Value],
     tensors: Mapping[str, tuple[Tensor | Blocks, str]],
     written: Callable[[float], object] | None = None,
+    tail: Blocks | None = None,
 ) -> None:
     """Write a file, whole or not at all; one tensor at a time is held in memory.
 
@@ -57,6 +58,7 @@ def write_gguf(
         tensors: values and type ("F32", "F16", "Q8_0", "I32", "I64") by name; matrices are
             [out, in]. Blocks may be of any type.
         written: called with the share of the tensors that are.
+        tail: of no meaning to GGUF, after the tensors.
 
     Raises:
         SpecllamaError: the file cannot be written.
@@ -86,6 +88,8 @@ def write_gguf(
                 file.write(bytes(-len(body) % ALIGNMENT))
                 if written is not None:
                     written(n / len(tensors))
+            if tail is not None:
+                file.write(_pack(tail, ""))
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)

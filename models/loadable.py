@@ -81,6 +81,12 @@ def _damaged(header: GgufHeader, why: str) -> BadGguf:
 
 def _check_kind(header: GgufHeader, role: Role) -> None:
     file, arch = header.path.name, header.architecture
+    if header.rows and role != "draft":
+        raise UnsupportedModel(
+            f"{file} knows only {header.rows:,} of its tokens: a model that drafts, and writes no "
+            "text",
+            "give it beside its target: specllama chat -m TARGET -d FILE",
+        )
     sidecar = kind_of(header)
     if sidecar and not (role == "head" and sidecar in HEADS):
         raise UnsupportedModel(
@@ -291,7 +297,8 @@ def _check_types(header: GgufHeader) -> None:
 
 
 def _check_shapes(header: GgufHeader) -> None:
-    table, tokens, width = "token_embd.weight", header.vocab_size, header.embedding_length
+    table, width = "token_embd.weight", header.embedding_length
+    tokens = header.rows or header.vocab_size
     if table not in header.by_name:
         return
     shape = header.by_name[table].shape

@@ -19,26 +19,25 @@ A token without a row is never guessed. That changes guesses, never what is emit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from specllama.arrays import IntArray, Rows
-from specllama.errors import BadGguf, PairIncompatible, UnsupportedModel, UsageError
+from specllama.arrays import IntArray
+from specllama.errors import BadGguf, PairIncompatible, UnsupportedModel
 from specllama.models.companions import Head, other_tokens, require_same_target
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_format import TensorInfo
-from specllama.models.gguf_writer import Blocks, Value, stored, write_gguf
+from specllama.models.gguf_writer import Value, stored, write_gguf
 from specllama.models.loadable import check_loadable
 from specllama.models.memory import TREE_ROWS, ModelMemory, estimate_model
 from specllama.models.nextn_blocks import lacks_trunk, trunk_blocks, why_not
+from specllama.models.words import NORMAL, SAYS, is_table, read_numbers, read_says, rows_of
 
-SAYS, READS = "specllama.says", "specllama.reads"
-_TABLES = ("token_embd", "output", "embed_tokens", "shared_head_head")  # a row for each token
-_NORMAL = 1  # type of a token
+READS = "specllama.reads"
 _STATE = ("embedding_length", "hyper_connection.count")  # how wide states are, how many streams
 
 
@@ -54,12 +53,6 @@ class HeadWords:
     says: IntArray
     reads: IntArray
 
-    def spread(self, rows: Rows) -> Rows:
-        """Spread logits [n, rows] over the target's tokens; -inf for those that it cannot guess."""
-        wide: Rows = np.full((len(rows), len(self.reads)), -np.inf, np.float32)
-        wide[:, self.says] = rows
-        return wide
-
 
 def read_words(head: GgufHeader) -> HeadWords | None:
     """Read the tokens that a head knows; None if it knows all of its target's.
@@ -69,13 +62,10 @@ def read_words(head: GgufHeader) -> HeadWords | None:
     """
     if SAYS not in head.kinds and READS not in head.kinds:
         return None
-    found = [head.arrays.get(key) for key in (SAYS, READS)]
-    if any(array is None or array.kind != "i32" for array in found):
-        raise BadGguf(f"{head.path.name}: {SAYS} and {READS} are not lists of tokens")
-    says, reads = (np.array(head.array(key), np.int32) for key in (SAYS, READS))
-    n, own = len(says), np.arange(len(says))
-    sound = 0 < n == head.vocab_size and says.min() >= 0 and says.max() < len(reads)
-    sound = sound and reads.min() >= 0 and reads.max() < n and (np.diff(says) > 0).all()
+    reads = read_numbers(head, READS)
+    says = read_says(head, len(reads), head.vocab_size)
+    own = np.arange(len(says))
+    sound = reads.min() >= 0 and reads.max() < len(says)
     if not sound or not np.array_equal(reads[says], own):
         raise BadGguf(
             f"{head.path.name}: {SAYS} and {READS} do not belong together", "make the file again"
@@ -83,27 +73,14 @@ def read_words(head: GgufHeader) -> HeadWords | None:
     return HeadWords(says, reads)
 
 
-def likeliest(target: GgufHeader, n: int, counts: Mapping[int, int]) -> IntArray:
-    """Choose the ``n`` tokens to keep, ascending: those that are no words, then the most frequent
-    ones.
-
-    Args:
-        counts: how often tokens occur in some texts. Of those that never do the lowest ids come
-            first: vocabularies are made in the order of how frequent tokens were.
-
-    Raises:
-        UsageError: so few are not enough, or so many are all.
-    """
-    texts, types = target.token_bytes, target.token_types()
-    alone = {i for i, kind in enumerate(types) if kind != _NORMAL}
-    alone |= {i for i, text in enumerate(texts) if len(text.decode("utf-8", "replace")) == 1}
-    if not len(alone) < n < len(texts):
-        raise UsageError(
-            f"{target.path.name} has {len(texts):,} tokens, of which {len(alone):,} have to stay",
-            f"give --draft-tokens a number between these: {min(32768, len(texts) // 2)}",
-        )
-    words = sorted(set(range(len(texts))) - alone, key=lambda i: (-counts.get(i, 0), i))
-    return np.array(sorted([*alone, *words[: n - len(alone)]]), np.int32)
+def places(target: GgufHeader) -> IntArray:
+    """Return the tokens' places for ``ranked``; a head has to know those that are no words, and
+    those of one character, as which all others can be read."""
+    found = np.arange(target.vocab_size, dtype=np.int32)
+    found[[kind != NORMAL for kind in target.token_types()]] = -1
+    texts = target.token_bytes
+    found[[i for i, text in enumerate(texts) if len(text.decode("utf-8", "replace")) == 1]] = -1
+    return found
 
 
 def write_head(target: GgufHeader, destination: Path, says: IntArray) -> None:
@@ -124,7 +101,11 @@ def write_head(target: GgufHeader, destination: Path, says: IntArray) -> None:
         READS: _reads(target.token_bytes, says),
     }
     tensors: dict[str, tuple[Any, str]] = {
-        info.name: (_part(target, info, says), info.type) for info in _kept(target)
+        info.name: (
+            rows_of(target, info, says if is_table(info, target.vocab_size) else None),
+            info.type,
+        )
+        for info in _kept(target)
     }
     write_gguf(destination, values, tensors)
 
@@ -141,7 +122,7 @@ def check_source(target: GgufHeader) -> None:
     if len(target.parts) > 1:
         raise UnsupportedModel(f"{target.path.name} is split; heads are made of one file only")
     size = target.vocab_size
-    other = [t.name for t in _kept(target) if size in t.shape and not _is_table(t, size)]
+    other = [t.name for t in _kept(target) if size in t.shape and not is_table(t, size)]
     if other:
         raise UnsupportedModel(f"{target.path.name}: {other[0]} depends on the vocabulary")
 
@@ -150,23 +131,6 @@ def _kept(target: GgufHeader) -> list[TensorInfo]:
     """List the tensors that a head needs: the NextN layers, and those outside every layer."""
     trunk = tuple(f"blk.{i}." for i in range(trunk_blocks(target)))
     return [tensor for tensor in target.tensors if not tensor.name.startswith(trunk)]
-
-
-def _is_table(info: TensorInfo, size: int) -> bool:
-    name = info.name.removesuffix(".weight").rpartition(".")[2]
-    return name in _TABLES and info.shape[1:] == (size,)
-
-
-def _part(target: GgufHeader, info: TensorInfo, says: IntArray) -> Blocks:
-    """Return a tensor as it is stored; for a table, the rows of these tokens."""
-    at, shape = target.data_offset + info.offset, info.shape[::-1]
-    table = _is_table(info, target.vocab_size)
-
-    def read() -> bytes:
-        data = np.memmap(target.path, np.uint8, "r", at, (info.n_bytes,))
-        return (data.reshape(shape[0], -1)[says] if table else data).tobytes()
-
-    return Blocks((len(says), *shape[1:]) if table else shape, read)
 
 
 def _reads(texts: Sequence[bytes], says: IntArray) -> IntArray:

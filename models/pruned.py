@@ -54,19 +54,10 @@ def middle_half(n_layers: int) -> tuple[int, ...]:
 
 
 def draft_work(header: GgufHeader, drop: Sequence[int]) -> float:
-    """Return the bytes read by a step without these layers, as a share of a whole step.
-
-    A step reads every layer and the output matrix; of the embeddings it reads one row.
-    """
-    tied = all(tensor.name != "output.weight" for tensor in header.tensors)
+    """Return the bytes read by a step without these layers, as a share of a whole step."""
     gone = tuple(f"blk.{layer}." for layer in drop)
-    whole = left = 0
-    for tensor in header.tensors:
-        if tensor.name == "token_embd.weight" and not tied:
-            continue
-        whole += tensor.n_bytes
-        left += 0 if tensor.name.startswith(gone) else tensor.n_bytes
-    return left / whole
+    left_out = sum(tensor.n_bytes for tensor in header.tensors if tensor.name.startswith(gone))
+    return 1 - left_out / header.step_bytes
 
 
 def folder() -> Path:

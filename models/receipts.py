@@ -19,7 +19,7 @@ import msgspec
 from specllama import paths
 from specllama.errors import ModelUnavailable, SpecllamaError, UsageError
 from specllama.files import DAMAGE, read_json
-from specllama.models import library
+from specllama.models import library, trimmed
 from specllama.models.download import CHUNK, Digest, disk_error
 from specllama.models.gguf import read_header
 from specllama.models.gguf_format import is_later_part, part_names
@@ -188,6 +188,7 @@ def removable(model: library.LocalModel) -> list[Path]:
         file = model.path.with_name(name)
         if not file.parent.resolve().is_relative_to(root):
             raise UsageError(f"{file} lies outside {root}: not deleted")
+        files += [copy for copy, _ in trimmed.copies(file)]
         files += [file, receipt_path(file), *file.parent.glob(f"{glob.escape(file.name)}.*.part")]
     return [file for file in files if file.is_symlink() or file.exists()]
 

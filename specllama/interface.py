@@ -40,12 +40,17 @@ class Message:
 Prompt = str | Sequence[int | str] | Sequence[Message]
 
 
+def layout_words(repacked: bool) -> str:
+    return "repacked where llama.cpp can" if repacked else "as stored"
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """One loaded file, for display and for the log.
 
     Attributes:
         card: the sampling fields that the file recommends (see ``card``).
+        draft_tokens: the tokens that it guesses, where these are not all (see ``trimmed``).
     """
 
     path: str
@@ -63,6 +68,7 @@ class ModelInfo:
     kv_types: str = "auto/auto"  # of K and V
     repacked: bool = True  # llama.cpp may rearrange the weights for this processor
     card: Mapping[str, float] = field(default_factory=dict)
+    draft_tokens: int | None = None
 
     @classmethod
     def elsewhere(cls, name: str, n_ctx: int) -> ModelInfo:
@@ -73,12 +79,13 @@ class ModelInfo:
     def label(self) -> str:
         """The name, which mostly includes the quantization."""
         told = self.quantization.lower() in self.name.lower()
-        return self.name if told else f"{self.name} {self.quantization}"
+        name = self.name if told else f"{self.name} {self.quantization}"
+        return f"{name}, {self.draft_tokens:,} words" if self.draft_tokens else name
 
     @property
     def layout(self) -> str:
         """The layout of the weights in memory, in words."""
-        return "repacked where llama.cpp can" if self.repacked else "as stored"
+        return layout_words(self.repacked)
 
     def to_dict(self) -> dict[str, Any]:
         told = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -133,9 +140,9 @@ class EngineInfo:
     widths: tuple[int, ...] = ()
     measured: str = ""
     methods: tuple[MethodInfo, ...] = ()
-    here: str = ""
     lanes: int = 1
     reads_ahead: bool = False
+    here: str = ""
 
     @property
     def n_bytes(self) -> int:

@@ -14,7 +14,6 @@ from typing import Literal
 Answer = Literal["faster", "slower", "unsure", "off", "unknown"]
 
 LONGEST = 8  # guesses that are tried where it is asked whether a draft model can gain at all
-_BEST = 0.97  # an acceptance that no draft model keeps up for long
 _LEAST = 1.02  # gain that is worth a word
 
 
@@ -93,6 +92,21 @@ class GuessShares(Kept):
 
 
 @dataclass(frozen=True, slots=True)
+class Remedy:
+    """A change that would make replies faster (see ``engine.remedies``).
+
+    Attributes:
+        change: as it is typed, or in words.
+        speed: that is expected of it, over plain decoding as it is now; None if it is not known.
+        then: what else it does.
+    """
+
+    change: str
+    speed: float | None = None
+    then: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Payoff(Kept):
     """The verdict on drafting (see ``verdict``): over plain decoding, the true speed lies in
     ``low``..``high`` in 9 of 10 cases or more: the interval is computed for 19 of 20 and was tried
@@ -103,6 +117,7 @@ class Payoff(Kept):
     token where it was tried, or what a guess is expected to lose. ``plain_age_s`` is how long ago,
     at worst, the newest plain step was when a round was compared with it; None where plain steps
     were measured for the verdict, or that is unknown. Where it is too long, no answer is sure.
+    ``remedies`` would be faster, the fastest first.
     """
 
     answer: Answer
@@ -116,6 +131,7 @@ class Payoff(Kept):
     judged: int
     lost_ms: float | None = None
     plain_age_s: float | None = None
+    remedies: tuple[Remedy, ...] = ()
 
     @property
     def checked(self) -> float | None:
@@ -171,13 +187,11 @@ def pays_above(draft_ms: float, step_ms: float, row_ms: float = 0.0) -> float:
     return (draft_ms + row_ms) / step_ms
 
 
-def cannot_gain(draft_ms: float, verify_ms: Sequence[float]) -> str:
-    """Explain why no draft model can pay at these costs, "" if one could: no length beats plain
-    decoding if a draft step and an extra row cost nearly a plain step."""
-    if max(fixed_speeds(steady(_BEST), draft_ms, verify_ms).values()) >= _LEAST:
-        return ""
-    share = pays_above(draft_ms, verify_ms[1], verify_ms[2] - verify_ms[1])
-    return (
-        f"a draft step and an extra row cost {share:.2f} of a plain step here, so a draft model "
-        "has almost nothing to gain"
-    )
+def affordable(survival: Sequence[float], verify_ms: Sequence[float]) -> float:
+    """Return the milliseconds that a draft step may take at most for a gain that is worth a word;
+    0 where even free guesses would not give it. See ``fixed_speeds``."""
+    left = [
+        ((1.0 + sum(survival[:k])) * verify_ms[1] / _LEAST - verify_ms[k + 1]) / k
+        for k in range(1, min(len(survival), len(verify_ms) - 2) + 1)
+    ]
+    return max(0.0, *left)

@@ -14,6 +14,7 @@ from typing import Literal
 
 from textual.content import Content
 
+from specllama.engine.profiles import remedies_of
 from specllama.errors import SpecllamaError
 from specllama.models import catalog, judgement, library, memory, pull, refs
 from specllama.models.catalog import HubRef
@@ -27,6 +28,7 @@ from specllama.settings.params import EngineOptions
 from specllama.text import count, sanitize_line, size
 from specllama.tui import advice
 from specllama.tui.downloads import Download, progress_words
+from specllama.verdict import remedy_words
 
 Does = Literal[
     "choose", "pair", "get", "continue", "stop", "load", "open", "search", "list", "nothing"
@@ -215,12 +217,14 @@ def estimate(
     muted: str,
     *,
     brief: bool,
+    here: str = "",
 ) -> Content:
     """Describe the pair: the memory it needs and what is free, its expected speed, and its
     oddities.
 
     Args:
         brief: in two or three lines of a narrow screen.
+        here: see ``EngineInfo``; what would be faster is shown, too.
     """
     try:
         assert target.path is not None
@@ -257,6 +261,8 @@ def estimate(
         lead = "; it " if speed else "\n"
         words = f"{lead}should pay if more than {judged.pays_above:.0%} of guesses are accepted"
         parts.append((words, ""))
+    for one in (remedies_of(here, head, its) or ())[:1] if here else ():
+        parts.append((f"\n{sanitize_line(remedy_words(one))}", "$success"))
     parts += [(f"\n{sanitize_line(warning)}", "$warning") for warning in warnings]
     return Content.assemble(*parts)
 

@@ -201,7 +201,7 @@ def files_of(info: EngineInfo) -> tuple[object, ...]:
     equal."""
     models = [model for model in (info.target, info.draft) if model is not None]
     return (
-        *((model.path, model.file_bytes, model.n_ctx) for model in models),
+        *((model.path, model.file_bytes, model.n_ctx, model.repacked) for model in models),
         info.device,
         info.threads,
     )

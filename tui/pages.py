@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from textual import on
 from textual.screen import Screen
@@ -17,7 +18,7 @@ from textual.widgets import OptionList
 
 from specllama.errors import SpecllamaError
 from specllama.interface import Message
-from specllama.settings.params import EngineOptions, GenerateParams
+from specllama.settings.params import EngineOptions, GenerateParams, Repacking
 from specllama.text import sanitize_line
 from specllama.tui.loader import Pair
 from specllama.tui.record import Record
@@ -50,6 +51,20 @@ class PagedApp(ThemedApp):
             self.chat.when_idle(self.chat.loader.reload)
         else:
             self.notify("Choose a model first: F6", severity="warning")
+
+    def action_try_layout(self) -> None:
+        """Load the weights in the layout that they do not have now."""
+        loader, how = self.chat.loader, "auto"
+        target = loader.info.target if loader.info is not None and loader.ready else None
+        if loader.server or target is None or target.gpu_layers:
+            self.notify("No weights of this machine's processor are loaded: F6 chooses a model")
+            return
+        if self.options.repack == "auto":
+            how = "off" if target.repacked else "on"
+        self.options = replace(self.options, repack=cast("Repacking", how))
+        words = "texts are equal up to rounding. Alt+L goes back or on"
+        self.notify(f"Loading the weights again, --repack {how}: {words}", timeout=8)
+        self.action_reload()
 
     def switch_model(self, pair: Pair | None) -> None:
         if pair is not None:
@@ -193,7 +208,9 @@ class PagedApp(ThemedApp):
             self.show_top()
             return
         downloads = self.chat.downloads
-        screen = ModelsScreen(loader.wanted, self.options, downloads, loader.machine, self.prefs)
+        here = loader.info.here if loader.info is not None else ""
+        machine, prefs = loader.machine, self.prefs
+        screen = ModelsScreen(loader.wanted, self.options, downloads, machine, prefs, here)
         self.open(screen, self.switch_model)
 
     def show_top(self) -> None:

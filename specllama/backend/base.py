@@ -9,7 +9,7 @@ changes no bit of a lane's rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -22,6 +22,7 @@ from specllama.backend.kernels import Kernels
 from specllama.backend.pass_plan import PassPlan, Planned
 
 if TYPE_CHECKING:
+    from specllama.cancel import Cancel
     from specllama.events import Report
     from specllama.interface import ModelInfo
 
@@ -479,6 +480,27 @@ class Own:
     keys: dict[str, str] = field(default_factory=dict)
 
 
+class Maker(Protocol):
+    """A maker of what the next opening may use, from the replies that it hears."""
+
+    def hear(self, reply: Sequence[int]) -> None:
+        """Take the tokens of a reply into account."""
+        ...
+
+    @property
+    def wanted(self) -> bool:
+        """True if there is something to make."""
+        ...
+
+    def make(self, report: Report, stop: Cancel) -> None:
+        """Make it, while nothing else runs.
+
+        Raises:
+            Cancelled: ``stop`` was set.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class OpenedPair:
     """A target, maybe a draft model, and the facts of their files.
@@ -487,6 +509,9 @@ class OpenedPair:
         translated: the draft model has a vocabulary of its own.
         exactness: of the target's passes, as its pool's ``kernels`` state it.
         measure: finds that out where it is not known yet, and tells how far it is.
+        layouts: times passes of so many rows in this layout of the target's weights and in the
+            other one; None where there is no other.
+        maker: makes at rest what the next opening may use; None: nothing.
         own: opens what drafts for this target only, for all of its lanes.
         template: Jinja chat template, None for raw prompts; ``bos`` and ``eos``: texts for it.
         close: frees the models.
@@ -498,6 +523,8 @@ class OpenedPair:
     translated: bool = False
     exactness: Exactness = field(default_factory=Exactness)
     measure: Callable[[Report], Exactness] = lambda report: Exactness()
+    layouts: Callable[[Report, Sequence[int]], Sequence[Mapping[int, float]]] | None = None
+    maker: Maker | None = None
     own: Callable[[], Own] = Own
     template: str | None = None
     bos: str = ""

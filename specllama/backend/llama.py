@@ -20,6 +20,7 @@ import llama_cpp as ll
 from specllama.backend import trial
 from specllama.backend.devices import devices as all_devices
 from specllama.backend.devices import ggml, gpus, handles
+from specllama.backend.embedding import Embedding
 from specllama.backend.llama_log import last_words, recent, start, supports_gpu
 from specllama.backend.llama_vocab import LlamaVocab
 from specllama.backend.placement import CPU, Placement
@@ -124,6 +125,7 @@ class LlamaModel:
     """A loaded GGUF file. Pools made from it share its weights.
 
     Args:
+        embedding: of a model that knows only some of its tokens.
         longest: bytes of the longest token text.
         gpu_layers, devices: how many layers go to which devices; None lets llama.cpp choose.
         place: where layers and tensors go, instead of these.
@@ -141,6 +143,7 @@ class LlamaModel:
         self,
         path: Path,
         *,
+        embedding: Embedding | None = None,
         pre: str = "",
         longest: int = 0,
         gpu_layers: str = "auto",
@@ -157,6 +160,7 @@ class LlamaModel:
     ) -> None:
         start()
         self.path = path
+        self.embedding = embedding
         self.stop = stop = stop or Cancel()
         params = ll.llama_model_default_params()
         if place is not None:
@@ -215,6 +219,11 @@ class LlamaModel:
         return self._model
 
     @property
+    def n_vocab(self) -> int:
+        """Tokens that it reads."""
+        return self.vocab.n_tokens if self.embedding is None else self.embedding.n_vocab
+
+    @property
     def last_device(self) -> str:
         """The device of the last layer: layers go to the devices in order, and if not all of them
         do, the last ones go first."""
@@ -240,8 +249,8 @@ class LlamaModel:
         part.close()
 
     def close(self) -> None:
-        for part in self._parts:
-            part.close()
+        while self._parts:
+            self._parts.pop(0).close()
         if self._model:
             self.vocab.close()
             ll.llama_model_free(self._model)

@@ -6,12 +6,12 @@ import ctypes
 from dataclasses import dataclass
 from functools import cache
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import llama_cpp as ll
 import numpy as np
 
-from specllama.arrays import HiddenNeed, Rows
+from specllama.arrays import HiddenNeed, IntArray, Rows
 from specllama.backend.attention import FLOATS, one_by_one
 from specllama.backend.base import MAKE_ROOM
 from specllama.backend.batch import Batch, Shape
@@ -32,6 +32,7 @@ from specllama.errors import (
 )
 from specllama.models.ggml_types import TENSOR_TYPES
 from specllama.models.running_state import planes
+from specllama.models.words import Spread
 from specllama.settings.params import EngineOptions
 
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: what of a sequence's state is no set of cells
@@ -137,8 +138,11 @@ class LlamaCache:
         # have left a sliding window, unless a second sequence holds them until the next pass.
         self._pin, self._pinned = shape.sequences + 1, False
         self._n_vocab = model.vocab.n_tokens
-        self.batch = Batch(shape.n_batch, shape.max_leaves)
+        self._embedding = read = model.embedding
+        n, leaves = shape.n_batch, shape.max_leaves
+        self.batch = Batch(n, leaves) if read is None else StateBatch(n, read.width, leaves)
         self._native = native(self.batch)
+        self._spread = None if read is None else Spread(read.says, read.n_vocab)
         self._rows_at = 0
         self._rows_view: Rows = np.empty((0, self._n_vocab), np.float32)
 
@@ -167,7 +171,12 @@ class LlamaCache:
             self._one_by_one(not tiled)
             self._tiled = tiled
         n = self.batch.n
-        self._native.n_tokens = n
+        batch = self._native
+        batch.n_tokens = n
+        if self._embedding is not None:
+            vectors = cast("StateBatch", self.batch)
+            self._embedding.write(vectors.token[:n], vectors.states)
+            batch = vectors.ready(tokens=False, states=True)
         choice = self.choice
         begin = 0.0
         reads = tiled or n >= TILE
@@ -176,7 +185,7 @@ class LlamaCache:
             begin = perf_counter()
         else:
             self.compute_with(self.settings.threads)
-        status = int(ll.llama_decode(self._ctx, self._native))
+        status = int(ll.llama_decode(self._ctx, batch))
         if self._pinned:
             self._let_go()
         if status != 0:
@@ -199,7 +208,8 @@ class LlamaCache:
             most = int(self.params.n_outputs_max)
             self._rows_view = np.ctypeslib.as_array(pointer, (most, self._n_vocab))
             self._rows_at = address
-        return self._rows_view[:n]
+        rows = self._rows_view[:n]
+        return rows if self._spread is None else self._spread(rows)
 
     # -- hidden states --
 
@@ -390,6 +400,32 @@ def native(batch: Batch) -> Any:
         seq_id=ctypes.cast(rows, ctypes.POINTER(ctypes.POINTER(i32))),
         logits=pointer(batch.output, ctypes.c_int8),
     )
+
+
+class StateBatch(Batch):
+    """A batch of vectors, tokens, or both; its memory is ours.
+
+    Args:
+        size: most rows. width: of a vector. leaves: most sequences of a row.
+    """
+
+    def __init__(self, size: int, width: int, leaves: int = 1) -> None:
+        super().__init__(size, leaves)
+        self.states: Rows = np.zeros((size, width), np.float32)
+        # four times over: rotations of several dimensions read a position for each
+        self._four: IntArray = np.zeros(4 * size, np.int32)
+        self._native = native(self)
+        ints = ctypes.POINTER(ctypes.c_int32)
+        self._native.pos = self._four.ctypes.data_as(ints)
+        self._token = self.token.ctypes.data_as(ints)
+        self._embd = self.states.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+
+    def ready(self, *, tokens: bool, states: bool) -> Any:
+        self._four[: 4 * self.n] = np.tile(self.position[: self.n], 4)
+        self._native.n_tokens = self.n
+        self._native.token = self._token if tokens else None
+        self._native.embd = self._embd if states else None
+        return self._native
 
 
 def decode_error(status: int, n_ctx: int) -> Exception:

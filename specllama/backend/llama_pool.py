@@ -42,7 +42,7 @@ class LlamaPool(CellPool):
         super().__init__(
             cache,
             shape,
-            model.vocab.n_tokens,
+            model.n_vocab,
             # what a running state goes on from was left by steps
             replace(cache.kernels, wide=TILE) if self.forgets else cache.kernels,
             # the rows of a draft model are not compared, and GPUs compute them in other orders;

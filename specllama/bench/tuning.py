@@ -9,21 +9,18 @@ is no limit: a window that drafts further where the draft is sure can beat every
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from statistics import fmean, median
-from time import perf_counter
 from typing import Any
 
 from specllama.backend.base import Context, Outputs
+from specllama.backend.turns import timed
 from specllama.bench.experiment import EngineArm, RunFigures, compare, tasks_of
 from specllama.bench.prompts import BenchPrompt, numbered
 from specllama.bench.report import Comparison
 from specllama.engine.engine import Engine
-from specllama.interface import ModelInfo
-from specllama.models.quantization import FLOATS
 from specllama.rates import LONGEST, fixed_speeds
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
@@ -32,7 +29,6 @@ from specllama.speculative.policy.costs import Costs
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
 READS = (1, 2, 4, 8, 16, 32, 64, 128)
 TEXT = 256  # tokens of the text behind which passes are timed
-_WIDE_BITS = 7.0  # bits a weight; below, there is little to save
 WORTH = 1.03  # less is noise: leave speculation to the window, promise nothing
 PLAIN, FIXED, WINDOW = "plain", "fixed", "specllama"
 
@@ -119,31 +115,13 @@ def time_passes(
     progress: Callable[[], object],
 ) -> dict[int, float]:
     """Return the median milliseconds of each size of pass after ``tokens``, to which the cache is
-    cut.
-
-    Each size takes turns with the first one, its reference: only neighbours in time compare. Of
-    passes in a row only those behind the second count: llama.cpp reuses a graph from the second
-    pass of a shape on, and CUDA captures it in the second and replays it from the third on.
-    """
-    past = len(tokens)
+    cut."""
     context.rollback(0)
-    for i in range(0, past, TEXT):
+    for i in range(0, len(tokens), TEXT):
         context.forward(tokens[i : i + TEXT], outputs="none")
-    times: dict[int, list[float]] = {n: [] for n in sizes}
-    filler = [tokens[i % past] for i in range(max(sizes))]
-    turns = [sizes[0], *(n for size in sizes[1:] for n in (size, sizes[0]))]
-    for _ in range(repetitions):
-        for n in turns:
-            for again in range(4):
-                begin = perf_counter()
-                context.forward(filler[:n], outputs=outputs)
-                elapsed = (perf_counter() - begin) * 1e3
-                context.rollback(past)
-                if again > 1:
-                    times[n].append(elapsed)
-        progress()
+    turns = timed([context], sizes, repetitions, outputs=outputs, text=tokens, done=progress)
     context.rollback(0)
-    return {n: median(values) for n, values in times.items()}
+    return {n: median(turn[n] for (turn,) in turns) for n in sizes}
 
 
 def pass_costs(
@@ -175,7 +153,7 @@ def tune(
     temperatures: Sequence[float] = (0.0, 0.7, 1.0),
     per_slice: int = 3,
     max_tokens: int = 64,
-    repetitions: int = 3,
+    repetitions: int = 9,
     checks: int = 1,
     progress: Callable[[float], object] = lambda share: None,
     say: Callable[[str], object] = lambda words: None,
@@ -197,13 +175,13 @@ def tune(
     source, longest = "draft" if draft else "ngram", min(LONGEST, engine.target.max_rows - 1)
 
     say("step 1 of 2: what passes of 1 to 16 rows take")
-    timed = iter(range(1, 2 * repetitions + 1))
+    turns = iter(range(1, 2 * repetitions + 1))
     costs = pass_costs(
         engine.target,
         draft,
         text[: min(TEXT, engine.target.n_ctx // 2)],
         repetitions=repetitions,
-        progress=lambda: progress(0.2 * next(timed) / (2 * repetitions)),
+        progress=lambda: progress(0.2 * next(turns) / (2 * repetitions)),
     )
     costs.store(profile.costs)
     v = profile.costs.target.upto(longest + 1, costs.context)
@@ -238,8 +216,7 @@ def tune(
         for t in compared.temperatures
     ]
     advice = advise(groups, check)
-    if hint := smaller_draft(engine.info.draft):
-        advice["hint"] = hint
+    advice["remedies"] = [asdict(one) for one in engine.windows.remedies(base)]
     return Tuning(costs, groups, check, advice)
 
 
@@ -292,25 +269,6 @@ def window_speed(
     if check is None:
         return None
     return check.summary(WINDOW, "", temperature=temperature, slice=slice).ratio
-
-
-def smaller_draft(draft: ModelInfo | None) -> str:
-    """Return a hint for a draft model with wide weights, "" if there is nothing to try.
-
-    On a CPU a draft step takes as long as reading its bytes, and a prompt is read faster with
-    weights that llama.cpp repacks (Q4_0 on every processor, Q8_0 not on x86).
-    """
-    if draft is None or draft.gpu_layers or not draft.n_params:
-        return ""
-    bits = draft.file_bytes * 8 / draft.n_params
-    if bits < _WIDE_BITS:
-        return ""
-    again = "" if draft.quantization in FLOATS else " --requantize"
-    return (
-        f"the draft model is {draft.quantization}: as q4_0, its steps may take half as long, and "
-        "a few percent fewer drafted tokens would be accepted. To try it:\n"
-        f"  specllama quantize {shlex.quote(draft.path)} draft-q4_0.gguf --type q4_0 --pure{again}"
-    )
 
 
 def advise(groups: Sequence[TuneGroup], check: Comparison | None) -> dict[str, Any]:

@@ -220,6 +220,7 @@ def _plan(settings: Settings, options: EngineOptions) -> list[DoctorLine]:
     for line in [*pair.lines(), f"weights: {pair.layout}", f"exactness: {_exactness(pair)}"]:
         name, _, said = line.partition(": ")
         checks.append(info(name, said))
+    checks += [info("faster", said) for said in _faster(pair)]
     try:
         pair.require_fit()
         checks.append(ok("RAM needed", size(pair.need(pair.n_ctx).required)))
@@ -237,6 +238,24 @@ def _exactness(pair: Pair) -> str:
     labels = [one.label for one in verdicts.all_known(SCHEMA, key, Exactness)]
     later = "not measured yet: that is done at rest, or now by: specllama tune -m FILE"
     return "; ".join(dict.fromkeys(labels)) or later
+
+
+def _faster(pair: Pair) -> list[str]:
+    """List what would make the pair faster here, by what was measured, and heads that are there."""
+    from specllama.backend import verdicts
+    from specllama.engine.profiles import remedies_of
+    from specllama.engine.target_heads import fitting
+    from specllama.interface import layout_words
+    from specllama.models import library
+    from specllama.verdict import remedy_words
+
+    here, layout = verdicts.name_of(verdicts.here()), layout_words(pair.repacks)
+    found = remedies_of(here, pair.target, pair.draft, layout)
+    heads = fitting(pair.target, library.scan()).values()
+    lines = [*map(remedy_words, found or ()), *(f"--head {head}: was not tried" for head in heads)]
+    if found is None:
+        lines.append("not known yet: that is measured at rest, or now by: specllama tune -m FILE")
+    return lines or ["nothing of what was measured here"]
 
 
 def _models() -> list[DoctorLine]:

@@ -14,7 +14,7 @@ from specllama.cli import completion, hub_views, output
 from specllama.cli.diagnostics import confirm, yes_option
 from specllama.cli.listing import Column, json_option, listing, note, number, picked, show_table
 from specllama.errors import ModelUnavailable, UsageError
-from specllama.text import count, did_you_mean, size
+from specllama.text import count, did_you_mean, number_of, size
 
 if TYPE_CHECKING:
     from specllama.models.catalog import CatalogPair
@@ -238,7 +238,7 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
 
     With FOLDER, list the models below that folder instead.
     """
-    from specllama.models import library, refs
+    from specllama.models import library, refs, trimmed
     from specllama.models.judgement import list_models, without_name
 
     there = refs.existing(folder) if folder else None
@@ -267,6 +267,9 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
             ),
         ]
         show_table(refused, columns)
+    if made := trimmed.copies():
+        total, place = size(sum(n for _, n in made)), library.from_home(str(trimmed.folder()))
+        note(f"{number_of(len(made), 'draft')} of fewer words, made here: {total} in {place}")
     if not listed:
         note("no models here; to find a pair that fits: specllama hub pairs --fits")
 

@@ -75,7 +75,8 @@ def show_header(header: GgufHeader, summary: FileSummary) -> None:
         "parameters": count(header.n_params),
         "quantization": f"{header.quantization}, {size(header.file_bytes)}",
         "context": f"{header.context_length:,} tokens",
-        "tokenizer": f"{header.tokenizer_model}, {header.vocab_size:,} tokens",
+        "tokenizer": f"{header.tokenizer_model}, {header.vocab_size:,} tokens"
+        + (f", of which it guesses {header.rows:,}" if header.rows else ""),
         "chat template": "yes" if header.chat_template else "no",
         "NextN layers": nextn_blocks(header) or "",
         "license": header.text("general.license"),

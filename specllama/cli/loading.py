@@ -33,7 +33,7 @@ def open_engine(
 
     Args:
         parallel: conversations that it takes at once.
-        measured: measure now what is not known yet of the files on this machine.
+        measured: find out now which passes are exact, where that is not known yet.
 
     Raises:
         SpecllamaError: as ``Engine.load``.
@@ -56,7 +56,7 @@ def open_files(
     try:
         engine = load(target, draft, options, on_progress=progress)
         if measured:
-            engine.measure(progress)
+            engine.measure(progress, times=False)
         return engine
     finally:
         progress.clear()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from specllama.interface import MethodInfo
     from specllama.models.gguf import GgufHeader
     from specllama.models.judgement import DraftFinding, Judgement
+    from specllama.settings.params import EngineOptions
 
 EPILOG = """\b
 Examples:
@@ -88,7 +89,7 @@ def command(
             }
         )
     elif len(findings) == 1:
-        _show_one(header, findings[0])
+        _show_one(header, findings[0], options)
     else:
         _show_table(header, target, findings)
     if not as_json:
@@ -197,8 +198,10 @@ def _ratio(judged: Judgement) -> str:
     return "" if ratio <= 0 else f"1/{1 / ratio:.0f}" if ratio < 1 else f"{ratio:.1f}×"
 
 
-def _show_one(header: GgufHeader, finding: DraftFinding) -> None:
+def _show_one(header: GgufHeader, finding: DraftFinding, options: EngineOptions) -> None:
     """Show one draft: every check with its outcome."""
+    from specllama.engine import fewer_words
+
     judged, report = finding.judged, finding.judged.report
     rows: list[list[str]] = [["", "draft", finding.ref]]
     if report is None:
@@ -210,7 +213,10 @@ def _show_one(header: GgufHeader, finding: DraftFinding) -> None:
             rows.append(["✗" if kind in kinds else "✓", title, kinds.get(kind, fine)])
 
         check("tokenizer", "tokenizer", f"{header.tokenizer_model}, the same")
-        check("vocabulary", "vocabulary", f"{report.target_vocab:,} and {report.draft_vocab:,}")
+        sizes = f"{report.target_vocab:,} and {report.draft_vocab:,}"
+        if judged.draft and judged.draft.rows:
+            sizes += f", of which it guesses {judged.draft.rows:,}"
+        check("vocabulary", "vocabulary", sizes)
         fine = "the same" if report.shared == 1 else f"{report.shared:.1%} of the ids are the same"
         check("token", "token texts", fine)
         rows += [["", "", str(difference)] for difference in report.differences[1:]]
@@ -228,6 +234,8 @@ def _show_one(header: GgufHeader, finding: DraftFinding) -> None:
         rows.append(["·", "context", contexts])
         if judged.why and not report.problems:
             rows.append(["✗", "file", judged.why])
+    if judged.draft and (made := fewer_words.words(judged.draft, options)):
+        rows.append(["·", "words", made])
     rows += _memory_rows(judged)
     if judged.pays_above is not None:
         above = f"if more than {judged.pays_above:.0%} of guesses are kept; wider passes raise that"

@@ -22,6 +22,7 @@ better and a little larger; q8_0 is the 8-bit type. GGUF has no FP8.
 Examples:
   specllama quantize model-f16.gguf model-q4_0.gguf --type q4_0
   specllama quantize model-f16.gguf draft.gguf --type q8_0 --prune-layers 8-23
+  specllama quantize draft.gguf fast-draft.gguf --draft-tokens 32768
   specllama quantize model.gguf mtp-model.gguf --draft-tokens 32768 --likely-in ~/work
 """
 
@@ -40,8 +41,8 @@ Examples:
     "--draft-tokens",
     metavar="N",
     type=click.IntRange(1),
-    help="Write the NextN layers alone, as a head that knows only the N likeliest tokens: its "
-    "steps take less time. For --head.",
+    help="Write a draft model that guesses only the N likeliest tokens: its steps take less time. "
+    "Of a file with NextN layers, these alone, for --head.",
 )
 @click.option(
     "--likely-in",
@@ -87,17 +88,19 @@ def command(
     trial.require()
     if likely_in and draft_tokens is None:
         raise UsageError(
-            "--likely-in tells which tokens a head keeps", "say how many: --draft-tokens 32768"
+            "--likely-in tells which tokens a draft keeps", "say how many: --draft-tokens 32768"
         )
     file = refs.resolve(source)
     if draft_tokens is not None:
         if any(value for name, value in asked.items() if name != "threads"):
             raise UsageError("--draft-tokens copies weights as they are", "give it without --type")
-        header = _write_head(file, destination, draft_tokens, likely_in)
+        header, flag = _write_fewer(file, destination, draft_tokens, likely_in)
         if as_json:
             output.json_line({**header.to_dict(), "source": source})
-        note(f"{destination}: {size(header.file_bytes)}, {header.vocab_size:,} tokens")
-        note(f'next: specllama run -m {source} --head {destination} "Hello"')
+        n = header.rows or header.vocab_size
+        note(f"{destination}: {size(header.file_bytes)}, {n:,} tokens")
+        of = source if flag == "--head" else "TARGET"
+        note(f'next: specllama run -m {of} {flag} {destination} "Hello"')
         return
     job = quantization.prepare(file, destination, **asked)
     note(f"{file.name}: {size(job.header.file_bytes)} → about {size(job.expected)}")
@@ -111,24 +114,38 @@ def command(
     note(f'next: specllama run -m {destination} "Hello"')
 
 
-def _write_head(source: Path, destination: Path, n: int, texts: tuple[str, ...]) -> GgufHeader:
-    """Write the NextN layers of a model as a head of ``n`` tokens; the header of the head."""
+def _write_fewer(
+    source: Path, destination: Path, n: int, texts: tuple[str, ...]
+) -> tuple[GgufHeader, str]:
+    """Write a draft model, or the NextN layers of a model as a head, of ``n`` tokens; its header,
+    and the flag that takes it."""
+    from specllama.backend import same_rows
     from specllama.cli.listing import note
-    from specllama.models import nextn_file, quantization
+    from specllama.models import nextn_file, quantization, trimmed, words
     from specllama.models.gguf import read_header
+    from specllama.models.nextn_blocks import nextn_blocks
 
     quantization.check_destination(destination)
-    target = read_header(source)
-    nextn_file.check_source(target)
+    model = read_header(source)
+    is_head = nextn_blocks(model) > 0
+    (nextn_file if is_head else trimmed).check_source(model)
     counts: dict[int, int] = {}
     if texts:
         from specllama.backend.llama_vocab import count_tokens
         from specllama.store.texts import read_texts
 
-        counts = count_tokens(source, target.pre_tokenizer or "", read_texts(texts)[0])
-    says = nextn_file.likeliest(target, n, counts)
-    nextn_file.write_head(target, destination, says)
+        counts = count_tokens(source, model.pre_tokenizer or "", read_texts(texts)[0])
+    if is_head:
+        says = words.likeliest(model, n, counts, nextn_file.places(model))
+        nextn_file.write_head(model, destination, says)
+    else:
+        says = trimmed.choose(model, n, counts)
+        trimmed.write(model, destination, says)
+        same_rows.compare(source, destination)
+        note(
+            f"a step of it reads {trimmed.work(model, n):.0%} of what a step of {source.name} does"
+        )
     if counts:
         seen = sum(counts.get(int(token), 0) for token in says) / max(sum(counts.values()), 1)
         note(f"{seen:.1%} of the tokens of these texts are among them")
-    return read_header(destination)
+    return read_header(destination), "--head" if is_head else "-d"

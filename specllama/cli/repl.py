@@ -61,7 +61,7 @@ def resting(engine: EngineLike) -> Iterator[None]:
     from specllama.backend.cores import crowded
     from specllama.engine.serving import REST_S
 
-    measured, typed = cast(Stepped, engine), Cancel()
+    measured, typed, new = cast(Stepped, engine), Cancel(), not engine.info.exact_rows
 
     def measure() -> None:
         if not (typed.wait(REST_S) or crowded()):
@@ -74,7 +74,7 @@ def resting(engine: EngineLike) -> Iterator[None]:
     finally:
         typed.set()
         thread.join()
-    if not measured.unmeasured:
+    if new and engine.info.exact_rows:
         diagnostics.note(f"checked, once, what drafting changes here: {measured.info.exactness}")
 
 

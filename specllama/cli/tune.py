@@ -73,8 +73,9 @@ def command(
 ) -> None:
     """Measure a pair on this machine and choose the best settings.
 
-    The first step is the check that a new model gets at rest: which passes compute the same bits
-    as single steps. Each step says how long it takes; Ctrl-C stops, and what is done is kept.
+    The first step is what a new model gets at rest: the check which passes compute the same bits
+    as single steps, and the times of both layouts of its weights (--repack). Each step says how
+    long it takes; Ctrl-C stops, and what is done is kept.
 
     It times passes of 1 to 16 rows of the target and steps of the draft model. Then it writes
     replies plainly, with drafts of one length and with the adaptive window; shows how many drafted
@@ -115,6 +116,7 @@ def command(
             diagnostics.warn(profile.trouble)
         if not save:
             profile.path = None
+        engine.measure()  # both layouts of the weights
         result = tune(
             engine,
             prompts,
@@ -122,7 +124,7 @@ def command(
             temperatures=temperatures or ((0.0, 0.7, 1.0) if usual is None else (usual,)),
             per_slice=1 if quick else per_slice,
             max_tokens=max_tokens,
-            repetitions=2 if quick else 3,
+            repetitions=5 if quick else 9,
             checks=0 if quick else repetitions,
             progress=meter.share,
             say=lambda words: None if as_json else meter.say(words),
@@ -171,9 +173,12 @@ _times = partial(figure, form=".2f", unit="×", unknown="")
 def describe(result: Tuning, *, charts: bool = True) -> list[str]:
     """Return the advice, the tables of a tuning, and a chart of each group, as lines."""
     from specllama.cli.charts import bar
+    from specllama.rates import Remedy
+    from specllama.verdict import remedy_words
 
     costs, advice = result.costs, result.advice
-    lines = [advice["words"], *([advice["hint"]] if "hint" in advice else []), ""]
+    better = [remedy_words(Remedy(**one)) for one in advice["remedies"]]
+    lines = [advice["words"], *better, ""]
     lines.append(f"target, a pass of n rows ({costs.context} tokens of context)")
     top = max(costs.ratios.values())
     for n, ratio in costs.ratios.items():

@@ -35,7 +35,7 @@ from specllama.events import (
     Timings,
 )
 from specllama.figures import SpecStats
-from specllama.rates import speed
+from specllama.rates import Payoff, speed
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.drafter import Request
 from specllama.speculative.drafting.method import booked
@@ -191,6 +191,8 @@ class Conversation:
         self._target.cheap = False
         if self._ahead:
             return len(self._target.tokens)
+        if (maker := self._loaded.maker) is not None:
+            maker.hear(self._reply.token_ids)
         keep = common_prefix(self._target.tokens, self._tokens)
         if self._stats.rounds and keep > self._started.prompt_n:
             held = self._slot.held
@@ -285,8 +287,6 @@ class Conversation:
         self._window.drafts_with(booking)
         read = self._started.prompt_n - self._started.cached_n
         self._window.prefilled(read, self._started.prompt_n)
-        if booking.paid and params.window == "auto" and (why := windows.cannot_gain(booking)):
-            yield Notice(message=why, topic="routing")
         return Rounds(
             target=self._target,
             drafter=drafter,
@@ -428,10 +428,13 @@ class Conversation:
             near_ties=stats.near_ties,
             timings=self._clock.timings(stats, len(reply.token_ids), self._loaded.info.load_ms),
             message=self._full,
-            verdict=None
-            if started.proposer == "none"
-            else verdict.judge(self._passes, expected_ms=self._window.shortfall_ms()),
+            verdict=None if started.proposer == "none" else self._judged(),
         )
+
+    def _judged(self) -> Payoff:
+        found = verdict.judge(self._passes, expected_ms=self._window.shortfall_ms())
+        remedies = self._loaded.windows.remedies(self._params, self._passes)
+        return replace(found, remedies=remedies)
 
 
 def _said(reasoning: str, text: str) -> Iterator[Event]:

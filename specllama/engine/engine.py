@@ -173,13 +173,22 @@ class Engine:
 
     @property
     def unmeasured(self) -> bool:
-        """True if a drafting or shared pass may come, and none were compared here yet."""
-        return not self.info.exact_rows and (self.info.lanes > 1 or self._drafts)
+        """True if a drafting or shared pass may come, and none were compared here yet, or no other
+        layout of the weights was timed; or if there is something to make for the next time."""
+        loaded = self._loaded
+        unknown = not self.info.exact_rows or loaded.layouts is not None
+        makes = loaded.maker is not None and loaded.maker.wanted
+        return (unknown and self.info.lanes > 1) or ((unknown or makes) and self._drafts)
 
-    def measure(self, report: Report = None, *, cancel: Cancel | None = None) -> bool:
-        """Compare passes of several rows with single steps; see ``Stepped``."""
+    def measure(
+        self, report: Report = None, *, cancel: Cancel | None = None, times: bool = True
+    ) -> bool:
+        """Compare passes of several rows with single steps, and with ``times`` time the layouts of
+        the weights; see ``Stepped``."""
+        loaded, cancel = self._loaded, cancel or Cancel()
         with self._alone():
-            return bool(self.info.exact_rows) or self._loaded.measure(report, cancel or Cancel())
+            known = bool(self.info.exact_rows) or loaded.measure(report, cancel)
+            return known and (not times or loaded.at_rest(report, cancel))
 
     def keep(self) -> None:
         """Hand idle conversations to the thread that writes them to disk; return at once."""

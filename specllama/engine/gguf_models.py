@@ -5,23 +5,27 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import ExitStack
+from functools import partial
 from importlib import import_module
 from typing import Any, Literal
 
 import msgspec
 
-from specllama.backend import llama, verdicts
+from specllama.backend import llama, trial, verdicts
 from specllama.backend.attention import can_switch
 from specllama.backend.base import Opened, OpenedPair, Own
 from specllama.backend.cores import crowded, physical_cores
+from specllama.backend.embedding import Embedding
 from specllama.backend.exactness import Exactness
 from specllama.backend.llama_pool import LlamaPool, LoadedModel, open_pool
 from specllama.cancel import Cancel
+from specllama.engine import fewer_words
 from specllama.engine.gguf_pair import Pair
-from specllama.engine.probing import exactness_of, state_key
+from specllama.engine.probing import exactness_of, state_key, time_layouts
 from specllama.errors import CannotLoad
 from specllama.events import LoadProgress, Report
 from specllama.interface import ModelInfo
+from specllama.models import memory
 from specllama.models.gguf import GgufHeader
 from specllama.models.memory import kv_bytes
 from specllama.models.nextn_blocks import why_not
@@ -54,6 +58,7 @@ def _shown(one: LoadedModel) -> Opened:
         kv_types="/".join(kinds),
         repacked=model.repacks,
         card=read_card(header.metadata).values,
+        draft_tokens=header.rows or None,
     )
     key = state_key(one) if options.kv_disk != "off" else ""
     return Opened(pool, model.vocab, info, key)
@@ -82,12 +87,20 @@ def open_models(pair: Pair, on_progress: Report, stop: Cancel) -> OpenedPair:
 
             return open_own(target, options.heads)
 
+        one_layout = pair.on_gpu or not trial.repacks() or not memory.repacked_bytes(pair.target)
+        maker = None
+        # its steps are timed on the CPU
+        if draft is not None and draft.model.gpu_layers == 0 and not pair.translated:
+            whole = pair.whole or draft.header
+            maker = fewer_words.DraftMaker(whole, options, target.model.vocab)
         return OpenedPair(
             target=_shown(target),
             draft=None if draft is None else _shown(draft),
             translated=pair.translated,
             exactness=exactness,
             measure=measure,
+            layouts=None if one_layout else partial(time_layouts, target),
+            maker=maker,
             own=own,
             template=target.header.chat_template,
             bos=target.model.vocab.bos_text,
@@ -137,6 +150,7 @@ def _load_as(
         is_target = role == "target"
         model = llama.LlamaModel(
             header.path,
+            embedding=Embedding(header) if header.rows else None,
             pre=header.pre_tokenizer or "",
             longest=header.longest_token,
             gpu_layers="0",

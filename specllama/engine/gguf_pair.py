@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specllama.backend import devices, placement, planning, rpc, trial
-from specllama.errors import DoesNotFit
+from specllama.engine import fewer_words
+from specllama.errors import DoesNotFit, PairIncompatible
 from specllama.models import context, memory, running_state
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.judgement import pair_memory
@@ -36,6 +37,7 @@ class Pair:
 
     Attributes:
         target, draft: their headers.
+        whole: the model of which the draft is a copy in the cache (``fewer_words``).
         translated: the draft speaks other tokens than the target.
         length: of the context, and why it was chosen.
         options: as they were given.
@@ -50,6 +52,7 @@ class Pair:
     options: EngineOptions
     plan: placement.OffloadPlan | None = None
     lanes: int = 1
+    whole: GgufHeader | None = None
 
     @property
     def n_ctx(self) -> int:
@@ -203,17 +206,27 @@ def read_pair(target: Path, draft: Path | None, options: EngineOptions) -> Pair:
     rpc.use(options.rpc)
     header = read_header(target)
     check_loadable(header, "target")
-    second, translated = None, False
+    second = whole = None
+    translated = False
     if draft is not None:
         second = read_header(draft)
         check_loadable(second, "draft")
         translated = options.allow_other_vocab and not compare(header, second).compatible
+        if translated and second.rows:
+            raise PairIncompatible(
+                f"{second.path.name} knows only {second.rows:,} of its tokens: too few to be "
+                "translated",
+                "draft with the whole model",
+            )
         for warning in () if translated else require_pair(header, second).warnings:
             logger.info("pair: %s", warning)
+        if not translated and (copy := fewer_words.chosen(second, options)) is not None:
+            second, whole = copy, second
     for text in options.loras:
         adapter = Path(Adapter.read(text).path)
         check_adapter(read_header(adapter), header)
-    pair = with_context(Pair(header, second, translated, context.LEAST_LENGTH, options))
+    made = Pair(header, second, translated, context.LEAST_LENGTH, options, whole=whole)
+    pair = with_context(made)
     for line in pair.lines():
         logger.info("%s", line)
     return pair.fitting()

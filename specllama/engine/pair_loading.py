@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
-from specllama.backend.base import Context, OpenedPair, Own, Pool, Vocab
+from specllama.backend.base import Context, Maker, OpenedPair, Own, Pool, Vocab
 from specllama.backend.exactness import Exactness
 from specllama.cancel import Cancel
 from specllama.engine.opening import OpeningPair
 from specllama.engine.profiles import Windows, open_profile
 from specllama.engine.prompting import Prompting
+from specllama.engine.remedies import ROWS
 from specllama.engine.sampler_chains import SamplerChains
 from specllama.engine.shelf import Shelf, StateKeys
 from specllama.engine.slot import Slot
-from specllama.errors import Cancelled
+from specllama.errors import Cancelled, SpecllamaError
 from specllama.events import Notice, Report
 from specllama.interface import EngineInfo
 from specllama.settings.params import disk_bytes
@@ -28,6 +30,8 @@ from specllama.store.sessions import is_stored
 from specllama.store.states import States
 from specllama.store.texts import read_texts
 
+logger = logging.getLogger("specllama.engine.pair_loading")
+
 GIVEN_TOKENS = 2**19  # of the texts that a user names: 6 MiB, sorted in a second or two
 
 
@@ -38,6 +42,8 @@ class Loaded:
     Attributes:
         info: what to show people; replaced once more was measured.
         measured: measures what is not known yet, tells how far it is, and states it.
+        layouts: see ``OpenedPair``; None once their times are known.
+        maker: see ``OpenedPair``.
         slots: places for conversations, whose lanes are of one pool; at least one.
         prompting: prompts in the target's tokens.
         chains: the sampler chain of a request.
@@ -55,9 +61,28 @@ class Loaded:
     windows: Windows
     stop: Cancel = field(default_factory=Cancel)
     measured: Callable[[Report], EngineInfo] | None = None
+    layouts: Callable[[Report, Sequence[int]], Sequence[Mapping[int, float]]] | None = None
+    maker: Maker | None = None
     kv_ram: int = 0
     shelf: Shelf | None = None
     close: Callable[[], None] = lambda: None
+
+    def at_rest(self, report: Report, cancel: Cancel) -> bool:
+        """Time the layouts of the target's weights, once, and make what the next opening may use;
+        return False if ``cancel`` ended that."""
+        try:
+            if self.layouts is not None:
+                with self.stop.following(cancel):
+                    self.windows.learn_layouts(*self.layouts(report, ROWS))
+            self.layouts = None
+            if self.maker is not None and self.maker.wanted:
+                self.maker.make(report, cancel)
+        except Cancelled:
+            return False
+        except SpecllamaError as error:
+            logger.info("the other layout of the weights is not timed: %s", error)
+            self.layouts = None
+        return True
 
     def measure(self, report: Report, cancel: Cancel) -> bool:
         """Measure what is unknown, and report it; return False if ``cancel`` ended that."""
@@ -110,6 +135,8 @@ def load(opening: OpeningPair) -> Loaded:
         reads_ahead=lanes == 1 and not pool.forgets,
     )
 
+    windows = Windows(open_profile(info), info, pool.plan)
+
     def measured(report: Report) -> EngineInfo:
         return replace(info, **_exactness(opened.measure(report), pool))
 
@@ -119,9 +146,11 @@ def load(opening: OpeningPair) -> Loaded:
         slots=slots,
         prompting=Prompting(vocab, opened.template, opened.bos, opened.eos),
         chains=chains,
-        windows=Windows(open_profile(info), info, pool.plan),
+        windows=windows,
         stop=opening.stop,
         measured=measured,
+        layouts=None if windows.profile.costs.other else opened.layouts,
+        maker=opened.maker,
         kv_ram=idle if options.parallel > 1 else 0,
         shelf=_shelf(opened, own, options.kv_disk, idle),
         close=opened.close,

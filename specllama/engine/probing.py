@@ -8,8 +8,9 @@ alone asks for it when a model is loaded.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -17,20 +18,26 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from specllama.backend import verdicts
+from specllama.backend import probe, verdicts
 from specllama.backend.exactness import SCHEMA, Exactness
-from specllama.errors import Cancelled, EngineError, SpecllamaError, UsageError
+from specllama.backend.llama_pool import LlamaPool, LoadedModel, open_pool
+from specllama.backend.turns import Turn, timed
+from specllama.errors import Cancelled, DoesNotFit, EngineError, SpecllamaError, UsageError
 from specllama.events import Measuring, Report
+from specllama.models import memory
 from specllama.settings.hardware import Adapter
+from specllama.text import size
 
 if TYPE_CHECKING:
-    from specllama.backend.llama_pool import LlamaPool, LoadedModel
+    from specllama.backend.llama import LlamaModel
 
 logger = logging.getLogger("specllama.engine.probing")
 
 WHAT = "checking that drafting gives the same text here"
+LAYOUTS = "timing the other layout of the weights"
 LATER = "that is done while the model is at rest, or now by: specllama tune -m FILE"
 _TURNS = 3  # in which passes are timed
+_SHARE = 0.5  # of the free memory that a second copy of the weights may take
 _STEADY = 1.25  # times the least, of what is believed
 _SURE = 0.04  # share of a measurement after which its length is estimated
 _STATES = 2  # of what is written, and of how llama.cpp's own bytes are taken over
@@ -102,21 +109,19 @@ def kernel_key(one: LoadedModel) -> dict[str, Any]:
 
 def _measure(one: LoadedModel, report: Report) -> Exactness:
     """Measure in a separate context, made like the target's, whose passes can be watched."""
-    from specllama.backend.llama_pool import open_pool
-    from specllama.backend.probe import CELLS, COPIES, NARROW, STEPS, WIDTHS, probe
     from specllama.backend.watch import Watch
 
     model, target, options = one.model, one.pool, one.options
     most = min(target.max_rows, target.pads + 1)
-    widths = [w for w in WIDTHS if w <= most] if options.exact != "off" else []
+    widths = [w for w in probe.WIDTHS if w <= most] if options.exact != "off" else []
 
     # a GPU runs different kernels if it is stopped and watched
     watch = Watch() if model.gpu_layers == 0 else None
     pool = open_pool(
         model,
-        n_ctx=CELLS,
-        lanes=1 if target.forgets else COPIES + 2,
-        max_rows=max(target.max_rows, NARROW[-1]),
+        n_ctx=probe.CELLS,
+        lanes=1 if target.forgets else probe.COPIES + 2,
+        max_rows=max(target.max_rows, probe.NARROW[-1]),
         threads=target.kernels.threads,
         options=options,
         flash=target.kernels.flash,
@@ -135,7 +140,7 @@ def _measure(one: LoadedModel, report: Report) -> Exactness:
     def told(step: int, share: float) -> None:
         if report is not None:
             left_s = (perf_counter() - begin) * (1 - share) / share if share > _SURE else None
-            report(Measuring(WHAT, step, STEPS, share, left_s))
+            report(Measuring(WHAT, step, probe.STEPS, share, left_s))
 
     def fill(copies: int) -> None:
         if pool.forgets or not pool.kernels.any_width:
@@ -148,7 +153,7 @@ def _measure(one: LoadedModel, report: Report) -> Exactness:
 
     far = model.n_bytes <= FAR_BYTES
     try:
-        found = probe(
+        found = probe.probe(
             lane,
             watch,
             fill,
@@ -161,46 +166,71 @@ def _measure(one: LoadedModel, report: Report) -> Exactness:
     finally:
         model.drop(pool)
     # a pass that is watched takes other times, and conversations have the target's lanes
-    pool = open_pool(
-        model,
-        n_ctx=CELLS,
-        max_rows=target.max_rows,
-        threads=target.kernels.threads,
-        options=options,
-        flash=target.kernels.flash,
-    )
+    pool = _beside(model, one, target.max_rows)
     try:
-        turns = _times(pool, [w for w in WIDTHS if w <= most])
+        turns = timed([pool.open()], [w for w in probe.WIDTHS if w <= most], _TURNS)
     finally:
         model.drop(pool)
     put = msgspec.structs.replace
     groups = tuple(
-        put(one, ms=tuple(min(ms[w] for ms in turns) for w in one.widths)) for one in found.groups
+        put(one, ms=tuple(min(ms[w] for (ms,) in turns) for w in one.widths))
+        for one in found.groups
     )
-    return put(found, groups=groups, costs=steady(turns))
+    return put(found, groups=groups, costs=tuple(steady(turns).items()))
 
 
-def _times(pool: LlamaPool, widths: Sequence[int]) -> list[dict[int, float]]:
-    """Return the milliseconds of passes by their rows, of a few turns. The second of two counts: a
-    device replays the graph of a pass like the last."""
-    turns: list[dict[int, float]] = []
-    lane = pool.open()
-    for _ in range(_TURNS):
-        turns.append({})
-        for w in (w for w in widths for _ in range(2)):
-            begin = perf_counter()
-            lane.forward([0] * w, outputs="all")
-            turns[-1][w] = (perf_counter() - begin) * 1e3
-            lane.rollback(0)
-    lane.close()
-    return turns
+def _beside(model: LlamaModel, target: LoadedModel, max_rows: int) -> LlamaPool:
+    """Open a context of a model, whose passes take what the target's take."""
+    kernels, choice = target.pool.kernels, target.pool.cache.choice
+    return open_pool(
+        model,
+        n_ctx=probe.CELLS,
+        max_rows=max_rows,
+        threads=kernels.threads if choice is None else choice.count,
+        options=target.options,
+        flash=kernels.flash,
+    )
 
 
-def steady(turns: Sequence[Mapping[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Return the costs of passes in single ones, where all turns agree: a busy machine tells
-    nothing."""
-    found = {w: [ms[w] / ms[1] for ms in turns] for w in turns[0]}
-    return tuple((w, median(r)) for w, r in found.items() if max(r) < _STEADY * min(r))
+def steady(turns: Sequence[Turn], lane: int = 0) -> dict[int, float]:
+    """Return the costs of a lane's passes in single ones of the first, where all turns agree: a
+    busy machine tells nothing."""
+    found = {w: [turn[lane][w] / turn[0][1] for turn in turns] for w in turns[0][lane]}
+    return {w: median(r) for w, r in found.items() if max(r) < _STEADY * min(r)}
+
+
+def time_layouts(
+    target: LoadedModel, report: Report, rows: Sequence[int]
+) -> list[dict[int, float]]:
+    """Time passes in both layouts of the target's weights; see ``OpenedPair``. No text depends on
+    it.
+
+    Raises:
+        Cancelled: it was stopped.
+        DoesNotFit: there is no memory for a second copy of the weights.
+        CannotLoad: llama.cpp refuses it.
+    """
+    extra, free = memory.repacked_bytes(target.header), memory.available_memory()
+    if extra > _SHARE * free:
+        raise DoesNotFit(f"a second copy takes {size(extra)}, {size(free)} are free", needed=extra)
+    done = count(1)
+
+    def told() -> None:
+        if report is not None:
+            report(Measuring(LAYOUTS, share=next(done) / (_TURNS + 1)))
+
+    pools, model = [], target.model
+    other = target.load(target.header, repack=not model.repacks)
+    try:
+        told()
+        pools = [_beside(each, target, max(rows)) for each in (model, other)]
+        turns = timed([pool.open() for pool in pools], rows, _TURNS, done=told)
+    finally:
+        if pools:
+            model.drop(pools[0])
+        other.close()
+    one = median(mine[1] for mine, _ in turns)
+    return [{w: one * cost for w, cost in steady(turns, lane).items()} for lane in (0, 1)]
 
 
 def state_key(one: LoadedModel) -> str:

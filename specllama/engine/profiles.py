@@ -1,26 +1,29 @@
 """The measurements of a pair on this machine, kept between runs so that the next one is warm.
 
-One JSON file per pair and settings (device, layers on the GPU, threads, KV types) under
-``profiles_dir()``: the cost tables, what the draft window learnt per rule and temperature band, the
-ledger of the pair, and the latest advice of ``specllama tune``. Several processes may share it: see
-``store/profile_file.py``. A file that is missing or of another version is passed over, a damaged
-one begun anew with a word about it; a folder that cannot be written to only means that nothing is
-kept.
+One JSON file per pair and settings (processor, build, layout of the weights, device, layers on the
+GPU, threads, KV types) under ``profiles_dir()``: the cost tables, what the draft window learnt per
+rule and temperature band, the ledger of the pair, and the latest advice of ``specllama tune``.
+Several processes may share it: see ``store/profile_file.py``. A file that is missing or of another
+version is passed over, a damaged one begun anew with a word about it; a folder that cannot be
+written to only means that nothing is kept.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from specllama.backend.pass_plan import PassPlan
+from specllama.engine.remedies import Weighed, kept_in, ranked
+from specllama.events import RoundDone
 from specllama.interface import EngineInfo, ModelInfo
-from specllama.rates import cannot_gain
+from specllama.rates import Remedy
 from specllama.settings import method_list
 from specllama.settings.params import GenerateParams
 from specllama.speculative.policy.baseline import Baseline, PlainSteps
@@ -29,13 +32,15 @@ from specllama.speculative.policy.learned import Learned
 from specllama.speculative.policy.ledger import Ledger
 from specllama.speculative.policy.policy import Policy
 from specllama.speculative.rules import rule_of
-from specllama.speculative.types import Booking
 from specllama.speculative.window import Window
 from specllama.store import profile_file as store
 
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
+
 _T = TypeVar("_T")
 
-SCHEMA = "specllama.profile.v7"
+SCHEMA = "specllama.profile.v8"
 
 # Upper ends of the temperature bands; sampling noise changes what a draft's confidence is worth.
 _BANDS = ((0.0, "greedy"), (0.5, "cool"), (0.9, "warm"), (1.2, "hot"))
@@ -55,13 +60,15 @@ def pair_key(info: EngineInfo) -> dict[str, Any]:
     models, ``cache`` and ``layers`` name both. The context length is left out: nothing that is kept
     depends on it, so a server starts with the lessons of one chat.
     """
-    models = [info.target] if info.draft is None else [info.target, info.draft]
+    target, draft = info.target, info.draft
+    models = [target] if draft is None else [target, draft]
     return {
-        "target": _model_key(info.target),
-        "draft": "none" if info.draft is None else _model_key(info.draft),
+        "here": info.here,
+        **_target_key(target),
+        "layout": target.layout,
+        "draft": "none" if draft is None else f"{_draft_key(draft)}, {draft.layout})",
         "device": f"{info.device}, flash attention {'on' if info.flash_attn else 'off'}"
         + _padding(info.widths),
-        "here": info.here,
         "threads": info.threads,
         "layers": " ".join(str(model.gpu_layers) for model in models),
         "cache": " ".join(model.kv_types for model in models),
@@ -73,9 +80,17 @@ def profile_path(key: Mapping[str, Any], folder: Path) -> Path:
     return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 
-def _model_key(model: ModelInfo) -> str:
-    layout = "" if model.repacked else " as stored"
-    return f"{model.name} {model.quantization} {model.n_params} {model.file_bytes}{layout}"
+def _target_key(target: ModelInfo | GgufHeader) -> dict[str, str]:
+    kind = target.quantization  # models are called as their files are
+    name = re.sub(re.escape(kind), "", target.name, flags=re.IGNORECASE).rstrip("-._ ")
+    return {
+        "model": f"{name} {target.n_params}",
+        "target": f"{kind} {target.file_bytes}",
+    }
+
+
+def _draft_key(draft: ModelInfo | GgufHeader) -> str:
+    return f"{draft.name} {draft.quantization} ({draft.n_params}, {draft.file_bytes}"
 
 
 class Profile:
@@ -108,6 +123,10 @@ class Profile:
             twin._adopt(self._data())
             twin.warm = True
         return twin
+
+    def kept(self, key: Mapping[str, Any]) -> Weighed:
+        """Return the part of it that changes of its pair, of this key, are weighed by."""
+        return Weighed(key, self.costs, self._bands)
 
     def learned(self, name: str) -> Learned:
         return self._bands.setdefault(name, Learned())
@@ -190,6 +209,7 @@ class Profile:
             _all_become(band.sources, theirs.sources)
             _all_become(band.asked, theirs.asked)
             band.pace = theirs.pace
+        self.costs.other = costs.other
         self.advice = advice if isinstance(advice, dict) else None
 
     def _data(self) -> store.Data:
@@ -250,6 +270,28 @@ def open_profile(info: EngineInfo, folder: Path | None = None) -> Profile:
     return Profile(profile_path(key, folder or profiles_dir()), key)
 
 
+def remedies_of(
+    here: str,
+    target: ModelInfo | GgufHeader,
+    draft: ModelInfo | GgufHeader | None,
+    layout: str = "",
+) -> tuple[Remedy, ...] | None:
+    """Return the changes that would make a pair of files faster, by its newest profile; None if it
+    was never measured.
+
+    Args:
+        here: see ``EngineInfo``. layout: of the target's weights, if it matters.
+    """
+    from specllama.paths import profiles_dir
+
+    wanted = {"here": here, **_target_key(target), **({"layout": layout} if layout else {})}
+    kept = kept_in(profiles_dir(), SCHEMA, here)
+    key = "none" if draft is None else _draft_key(draft)
+    mine = [one for one in kept if one.known and wanted.items() <= one.key.items()]
+    mine = [one for one in mine if one.key["draft"].startswith(key)]
+    return ranked(mine[-1], kept) if mine else None
+
+
 def _padding(widths: tuple[int, ...]) -> str:
     """Describe how passes are padded: that decides their cost."""
     filled = widths != tuple(range(1, len(widths) + 1))
@@ -278,6 +320,23 @@ class Windows:
             profile.costs.draft_share = min(
                 max(1.2 * info.draft.file_bytes / info.target.file_bytes, 0.01), 2.0
             )
+
+    def learn_layouts(self, mine: Mapping[int, float], other: Mapping[int, float]) -> None:
+        """Keep the times of passes: what is missing of this layout's, and the other one's."""
+        costs, one = self.profile.costs, mine[1]
+        if costs.target.level is None:
+            costs.target.set(1, one)
+        costs.target.expect({rows: ms / one for rows, ms in mine.items()})
+        costs.other = {rows: ms / one for rows, ms in other.items()}
+        self.profile.save()
+
+    def remedies(
+        self, params: GenerateParams, rounds: Sequence[RoundDone] = ()
+    ) -> tuple[Remedy, ...]:
+        """Return the changes that would have written these rounds faster, see ``remedies``."""
+        mine, path = self.profile.kept(pair_key(self.info)), self.profile.path
+        others = [] if path is None else kept_in(path.parent, SCHEMA, self.info.here)
+        return ranked(mine, others, band(params), rounds)
 
     def trouble(self) -> str:
         """Explain why an existing profile was not used; once, "" afterwards."""
@@ -309,13 +368,3 @@ class Windows:
     def baseline(self, depth: int) -> Baseline | None:
         """Return the time of a plain step after N tokens, None before one was timed."""
         return self.steps.typical(depth, self.profile.costs.target.deep_ms)
-
-    def cannot_gain(self, booking: Booking) -> str:
-        """Explain why no draft model can pay on this machine; "" if one could, or if unknown."""
-        costs = self.profile.costs
-        target, steps = costs.target, costs.steps(booking)
-        if target.level is None or not target.known(2):
-            return ""
-        # one step of a busy moment says nothing of the machine
-        step = steps.ms(1) if steps.known(1) else target.level * costs.draft_share
-        return cannot_gain(step, target.upto(9))

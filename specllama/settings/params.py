@@ -477,8 +477,8 @@ class EngineOptions:
     use_mmap: bool = setting(True, "Map model files instead of reading them.", name="mmap")
     repack: Repacking = setting(
         "auto",
-        "Rearrange weights for wide products on a CPU; auto measures once per model, and takes the "
-        "layout whose passes are bitwise, else the faster one.",
+        "Rearrange weights for wide products on a CPU; auto takes the layout whose passes are "
+        "bitwise, by the types of the weights. Where the other one is faster, verdicts name it.",
         choices=("auto", "on", "off"),
     )
     use_mlock: bool = setting(
@@ -490,6 +490,13 @@ class EngineOptions:
     allow_other_vocab: bool = speculation(
         False,
         "Accept a draft model with another tokenizer; its guesses are translated.",
+    )
+    draft_tokens: Literal["auto", "all"] = speculation(
+        "auto",
+        "Words that a draft model guesses: all, or in auto those of a copy that was made at rest, "
+        "in the cache, where its steps take less time.",
+        choices=("auto", "all"),
+        flag=False,
     )
     max_leaves: int = setting(16, within=(1, 256))
     draft_from: tuple[str, ...] = speculation(

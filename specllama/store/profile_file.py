@@ -100,7 +100,7 @@ def _parts(data: Data) -> dict[tuple[str, ...], Any]:
     """Return the parts that only make sense whole, by their place."""
     parts: dict[tuple[str, ...], Any] = {("advice",): data["advice"]}
     costs = data["costs"]
-    parts |= {("costs", name): costs[name] for name in ("target", "draft")}
+    parts |= {("costs", name): costs[name] for name in ("target", "draft", "other")}
     for name, table in costs["own"].items():
         parts["costs", "own", name] = table
     for band, learned in data["bands"].items():

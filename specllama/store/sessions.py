@@ -471,6 +471,19 @@ class _Write:
         return bool(self.session) and mine[:3] == theirs[:3] and mine[0].startswith(_PUT)
 
 
+def last_replies(most: int = 1 << 20, path: Path | None = None) -> list[str]:
+    """Return the newest stored replies, ``most`` characters at most."""
+    found: list[str] = []
+    with suppress(SpecllamaError), SessionStore.peek(path) as store:
+        for one in store.summaries(limit=200):
+            replies = [m.content for m in store.get(one.id).messages if m.role == "assistant"]
+            most -= sum(map(len, replies))
+            if most < 0:
+                break
+            found += replies
+    return found
+
+
 def is_stored(session: str, path: Path | None = None) -> bool:
     """True if a conversation is there and not deleted; False also if the store cannot be read."""
     with suppress(SpecllamaError, sqlite3.Error), SessionStore.peek(path) as store:

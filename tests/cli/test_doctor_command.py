@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import sketches
+from engines import fake_info
 
+from specllama import paths
 from specllama.backend import devices, verdicts
 from specllama.backend.exactness import SCHEMA, Exactness
 from specllama.cli import invoke
 from specllama.engine import gguf_pair
+from specllama.engine.profiles import Profile, pair_key, profile_path
+from specllama.interface import ModelInfo
 from specllama.models import context, memory
-from specllama.models.gguf import read_header
+from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.refs import bundled
 from specllama.settings.params import EngineOptions
 
@@ -158,3 +163,34 @@ def test_what_was_measured_of_a_model_is_told_and_what_was_not(cli) -> None:
     assert told() == "bitwise up to 65 rows"
     verdicts.keep(SCHEMA, {**here, "file": "another", "repack": True}, Exactness(rows=3))
     assert told() == "bitwise up to 65 rows"
+
+
+def test_what_would_be_faster_is_named_as_far_as_it_was_measured(cli) -> None:
+    def told() -> list[str]:
+        checks = json.loads(cli("doctor", "-m", "tiny", "--json").out)["checks"]
+        return [check["found"] for check in checks if check["name"] == "faster"]
+
+    assert told() == ["not known yet: that is measured at rest, or now by: specllama tune -m FILE"]
+    target, draft = (read_header(bundled(name)) for name in ("tiny-target", "tiny-draft"))
+    info = fake_info()
+    key = pair_key(
+        replace(
+            info,
+            here=verdicts.name_of(verdicts.here()),
+            target=_like(info.target, target),
+            draft=_like(info.target, draft),
+        )
+    )
+    profile = Profile(profile_path(key, paths.profiles_dir()), key)
+    for rows in (1, 2, 3, 4):
+        profile.costs.target.set(rows, 10.0 * rows)
+    profile.save()
+    assert told() == ["nothing of what was measured here"]
+    profile.costs.other = {1: 0.5, 2: 0.6, 4: 0.7}
+    profile.save()
+    assert told() == ["--repack off would write 2.00×; texts are then equal up to rounding"]
+
+
+def _like(info: ModelInfo, header: GgufHeader) -> ModelInfo:
+    names = ("name", "quantization", "n_params", "file_bytes")
+    return replace(info, **{name: getattr(header, name) for name in names})

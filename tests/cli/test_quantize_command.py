@@ -41,9 +41,9 @@ def test_quantize(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--type", "q4"], 2, "use --type q4_k_m"),
         ([], 2, "there is nothing to do"),
         (["--prune-layers", "7"], 2, "it has layers 0 to 1"),
-        (["--draft-tokens", "300"], 5, "no NextN layers"),
+        (["--draft-tokens", "9000"], 2, "give --draft-tokens a number between"),
         (["--draft-tokens", "300", "--type", "q8_0"], 2, "copies weights as they are"),
-        (["--likely-in", "."], 2, "--likely-in tells which tokens a head keeps"),
+        (["--likely-in", "."], 2, "--likely-in tells which tokens a draft keeps"),
         (["--likely-in", "/nope", "--type", "q8_0"], 2, "say how many: --draft-tokens"),
     ],
 )
@@ -114,6 +114,21 @@ def test_an_architecture_whose_layers_stay(
     assert f"layers cannot be dropped from the architecture {architecture}" in captured.err
     missing = str(tmp_path / "none.gguf")
     assert invoke(["quantize", missing, str(tmp_path / "x.gguf"), *one]) == 3
+
+
+def test_a_draft_of_few_tokens(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "few.gguf"
+    assert invoke(["quantize", str(source), str(copy), "--draft-tokens", "300", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["draft_tokens"] == 300
+    assert f"-m TARGET -d {copy}" in said.err
+    assert "a step of it reads 98% of what a step of m-F32.gguf does" in said.err
+    assert invoke(["pair", str(source), str(copy)]) == 0
+    assert "of which it guesses 300" in capsys.readouterr().out
+    assert invoke(["run", "-m", str(copy), "Hello"]) == 5
+    assert "knows only 300 of its tokens" in capsys.readouterr().err
 
 
 def test_a_head_of_few_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from specllama.engine import probing
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import pair_key
+from specllama.engine.remedies import ROWS
 from specllama.events import Finished
 from specllama.models.quantization import prepare, run
 from specllama.models.refs import bundled
@@ -59,6 +61,20 @@ def test_drafts_change_no_text_in_either_layout(repack: str) -> None:
             ways = [written(engine, temperature, name) for name in ("none", "draft", "ngram")]
             # some processors compute wide passes otherwise where weights are repacked
             assert len(set(ways)) == 1 or not engine.info.exactness.startswith("bitwise")
+
+
+def test_both_layouts_are_timed_once_and_change_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "_STEADY", 99.0)
+    with load() as engine:
+        plain = written(engine, 0.8, "draft")
+        assert engine.measure()
+        assert not engine.unmeasured
+        assert set(engine.windows.profile.costs.other) == set(ROWS)
+        assert written(engine, 0.8, "draft") == plain
+    with load() as again:
+        written(again, 0.0, "draft")
+        assert not again.unmeasured
+        assert again.windows.profile.costs.other
 
 
 def test_what_was_learnt_belongs_to_a_layout() -> None:

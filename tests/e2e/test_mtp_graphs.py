@@ -23,9 +23,10 @@ from specllama.events import Finished, RoundDone
 from specllama.models.gguf import read_header
 from specllama.models.memory import estimate_head, estimate_model
 from specllama.models.nextn_blocks import GRAPHS, trunk_blocks, why_not
-from specllama.models.nextn_file import likeliest, write_head
+from specllama.models.nextn_file import places, write_head
 from specllama.models.recipe.nextn import build, own_texts
 from specllama.models.recipe.shape import TARGET_FILE
+from specllama.models.words import likeliest
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.speculative.effects import HeadPlace
 
@@ -197,7 +198,7 @@ def test_a_head_of_few_tokens_computes_what_the_whole_one_does(arch: str, tmp_pa
     """Of tokens that it knows; of others it is given how they begin. The text is the target's."""
     path = write_nextn(tmp_path / "whole.gguf", arch, nextn=HEADS if arch in CHAINED else 1)
     target = read_header(path)
-    says = likeliest(target, 300, {})
+    says = likeliest(target, 300, {}, places(target))
     write_head(target, head := tmp_path / "mtp-head.gguf", says)
     prompt, n_vocab = [10 + i % 7 for i in range(30)], target.vocab_size
     known = [int(token) for token in says[-40:]]

@@ -18,6 +18,7 @@ from specllama import paths
 from specllama.models import download, library, memory, pull
 from specllama.models.judgement import FAST_ENOUGH, Machine, Weights
 from specllama.models.library import LocalModel
+from specllama.rates import Remedy
 from specllama.settings.params import EngineOptions
 from specllama.text import size
 from specllama.tui import choices
@@ -516,6 +517,22 @@ async def test_the_loaded_file_its_folder_and_pairs_used_before_are_listed(
         assert pair.name == "u-F32 + small-F32"
         screen.targets.query_one(OptionList).highlighted = 0
         await d.press("enter", until=lambda: asked[-1] == (str(other), str(draft)))
+
+
+def test_what_was_measured_to_be_faster_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    target = ggufs.write_llama(tmp_path / "t-F32.gguf", quant="F32")
+    better = Remedy("--repack on", 1.2, "texts are then equal up to rounding")
+    monkeypatch.setattr(choices, "remedies_of", lambda here, *files: (better,) if here else None)
+    row = ChoiceRow(str(target), "t", path=target)
+
+    def said(here: str) -> str:
+        options = EngineOptions()
+        return choices.estimate(row, None, options, MACHINE, "", brief=True, here=here).plain
+
+    assert said("this machine").endswith("--repack on would write 1.20×; " + better.then)
+    assert "--repack" not in said("")
 
 
 async def test_a_typed_draft_is_judged_and_a_pair_that_cannot_be_has_no_speed(

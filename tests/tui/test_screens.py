@@ -1,15 +1,17 @@
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from app_driver import Driver, GatedEngine, Recipe
 from demo_engine import DemoEngine
-from fakes import Reply, ScriptedEngine, engine_info
+from fakes import Reply, ScriptedEngine, engine_info, model_info
 from textual.widgets import Input, OptionList, TextArea
 
 from specllama.errors import DoesNotFit
 from specllama.events import Notice
 from specllama.interface import MethodInfo
+from specllama.models.refs import bundled
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.store.message_tree import StoredMessage
 from specllama.store.rounds import list_runs
@@ -374,6 +376,33 @@ async def test_another_context_size_loads_the_model_again(
     assert asked == [None, 9999, 512]
 
 
+async def test_a_key_loads_the_other_layout_of_the_weights_and_the_usual_one_again(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    path = str(bundled("tiny-target"))
+
+    def load(target: str, draft: str | None, options: EngineOptions) -> Recipe:
+        asked.append(options.repack)
+        layout = model_info(path=path, repacked=options.repack == "on")
+        return Recipe(ScriptedEngine(["Ok."], engine_info(target=layout)))
+
+    monkeypatch.setattr("specllama.tui.app.LoadEngine", load)
+    async with start(factory_for=None, size=(100, 40)) as d:
+
+        def told(words: str) -> bool:
+            return any(words in note.message for note in d.app._notifications)
+
+        for asking, words in ((2, "--repack on: texts are equal"), (3, "--repack auto")):
+            await d.press("alt+l", until=partial(told, words))
+            await d.until(lambda n=asking: d.app.loader.ready and len(asked) == n)
+            other = "off" if asked[-1] == "on" else "on"
+            await d.until(lambda other=other: d.app.chat.strip.layout == f"--repack {other}")
+        d.app.loader.info = replace(d.app.loader.info, target=model_info(path=path, gpu_layers=9))
+        await d.press("alt+l", until=partial(told, "No weights"))
+    assert asked == ["auto", "on", "auto"]
+
+
 async def test_a_field_says_who_chose_it_and_empty_follows_the_card(start: Any) -> None:
     params = GenerateParams(from_card=("temperature", "top_k"))
     async with start("Ok.", size=(100, 40), params=params) as d:
@@ -406,10 +435,10 @@ async def test_the_look_is_remembered(start: Any) -> None:
 # ---------------------------------------------------------------------- help, palette
 
 
-async def test_help_names_nine_keys_and_twenty_commands(start: Any) -> None:
+async def test_help_names_nine_keys_and_every_command(start: Any) -> None:
     async with start("Ok.", size=(120, 60)) as d:
         text = str((await opened(d, "f1", HelpScreen)).query_one("#help-text").render())
-        for title, most in (("Keys", 9), ("Commands", 20)):
+        for title, most in (("Keys", 9), ("Commands", 21)):
             rows = text.partition(f"\n{title}\n")[2].partition("\n\n")[0].split("\n")
             assert len([row for row in rows if row.strip()]) == most
         for action in ACTIONS:

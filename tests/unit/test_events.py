@@ -22,7 +22,7 @@ from specllama.events import (
     Timings,
     event_from_dict,
 )
-from specllama.rates import Payoff
+from specllama.rates import Payoff, Remedy
 
 number = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -38,7 +38,7 @@ def strategy_for(hint: Any) -> st.SearchStrategy[Any]:
         return st.text()
     if hint is bool:
         return st.booleans()
-    if hint in (Timings, Payoff, Chance, Chances):
+    if hint in (Timings, Payoff, Remedy, Chance, Chances):
         names = get_type_hints(hint)
         names.pop("type", None)
         return st.builds(hint, **{n: strategy_for(h) for n, h in names.items()})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specllama.rates import cannot_gain, fixed_speeds, pays_above, steady
+from specllama.rates import fixed_speeds, pays_above, steady
 
 
 def test_the_best_length_against_the_closed_form() -> None:
@@ -27,12 +27,6 @@ def test_a_guess_pays_if_more_are_kept_than_it_costs_in_steps() -> None:
     assert above == pytest.approx(0.3)
     for acceptance, pays in ((above - 0.01, False), (above + 0.01, True)):
         assert (fixed_speeds(steady(acceptance), 1.0, [0.0, 10.0, 12.0])[1] > 1.0) is pays
-
-
-def test_no_gain_where_step_and_row_cost_a_plain_step() -> None:
-    verify = [0.0, 1.0, 1.7, 2.4, 3.1]
-    assert "cost 1.10 of a plain step" in cannot_gain(0.4, verify)
-    assert cannot_gain(0.05, verify) == ""
 
 
 def test_a_length_pays_for_catching_up_after_full_acceptance() -> None:

@@ -87,8 +87,10 @@ class ModelsScreen(Page):
         downloads: Downloads,
         machine: Machine,
         prefs: Preferences,
+        here: str = "",
     ) -> None:
         super().__init__()
+        self.here = here
         self.machine = machine
         self.prefs = prefs
         self.current = current
@@ -269,7 +271,7 @@ class ModelsScreen(Page):
     def _estimate(self, target: ChoiceRow, draft: ChoiceRow | None) -> None:
         brief = self.size.width < 100
         words = choices.estimate(
-            target, draft, self.options, self.machine, self.ink.muted, brief=brief
+            target, draft, self.options, self.machine, self.ink.muted, brief=brief, here=self.here
         )
         self._on_screen(self._tell, words)
 

@@ -12,7 +12,6 @@ between llama.cpp's graphs is data: ``HeadGraph``.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,25 +19,30 @@ from typing import TYPE_CHECKING, Any
 import llama_cpp as ll
 import numpy as np
 
-from specllama.arrays import IntArray, Rows
+from specllama.arrays import Rows
 from specllama.backend.base import Part
-from specllama.backend.batch import Batch
 from specllama.backend.kernels import Kernels
 from specllama.backend.llama import LlamaModel
-from specllama.backend.llama_cache import decode_error, native, set_state, state_of, stop_on
+from specllama.backend.llama_cache import (
+    StateBatch,
+    decode_error,
+    set_state,
+    state_of,
+    stop_on,
+)
 from specllama.backend.llama_log import last_words, recent
 from specllama.backend.symbols import function
 from specllama.backend.symbols import rows as view
 from specllama.backend.tree_layout import Layout
 from specllama.errors import CannotLoad, ContextFull, EngineError
 from specllama.models.memory import HEAD_BATCH, estimate_head, require_fit
+from specllama.models.words import Spread
 
 if TYPE_CHECKING:
     from specllama.backend.llama_pool import LlamaPool, LoadedModel
     from specllama.models.gguf import GgufHeader
     from specllama.models.nextn_file import HeadWords
 
-_INTS = ctypes.POINTER(ctypes.c_int32)
 _FLAGGED = 16  # tokens of a text that may all have logits, where only all or none can have them
 
 
@@ -71,31 +75,6 @@ class HeadGraph:
     layers: tuple[int, ...] = ()
     borrows: bool = False
     alike: bool = False
-
-
-class _StateBatch(Batch):
-    """A batch of vectors, tokens, or both; its memory is ours.
-
-    Args:
-        size: most rows. width: of a vector. leaves: most sequences of a row.
-    """
-
-    def __init__(self, size: int, width: int, leaves: int = 1) -> None:
-        super().__init__(size, leaves)
-        self.states: Rows = np.zeros((size, width), np.float32)
-        # four times over: rotations of several dimensions read a position for each
-        self._four: IntArray = np.zeros(4 * size, np.int32)
-        self._native = native(self)
-        self._native.pos = self._four.ctypes.data_as(_INTS)
-        self._token = self.token.ctypes.data_as(_INTS)
-        self._embd = self.states.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-
-    def ready(self, *, tokens: bool, states: bool) -> Any:
-        self._four[: 4 * self.n] = np.tile(self.position[: self.n], 4)
-        self._native.n_tokens = self.n
-        self._native.token = self._token if tokens else None
-        self._native.embd = self._embd if states else None
-        return self._native
 
 
 @dataclass(slots=True)
@@ -153,6 +132,7 @@ class HeadPool:
         self.stop = model.stop
         self._words, self._said = words, model.vocab.n_tokens
         self.n_vocab = self._said if words is None else len(words.reads)
+        self._spread = None if words is None else Spread(words.says, self.n_vocab)
         self._lanes, self._open = lanes, 0
         n_ctx, rows = int(params.n_ctx), int(params.n_outputs_max)
         if lanes:
@@ -175,8 +155,8 @@ class HeadPool:
         self.n_ctx = min(int(ll.llama_n_ctx_seq(self.handle)), n_ctx)
         self.n_batch = int(ll.llama_n_batch(self.handle))
         self.max_rows = min(rows or self.n_batch, self.n_batch)
-        self._batch = _StateBatch(self.n_batch, graph.reads, max(leaves, 1))
-        self._features = _StateBatch(self.n_batch if graph.features else 1, graph.features)
+        self._batch = StateBatch(self.n_batch, graph.reads, max(leaves, 1))
+        self._features = StateBatch(self.n_batch if graph.features else 1, graph.features)
 
     @property
     def free_leaves(self) -> int:
@@ -285,8 +265,8 @@ class HeadPool:
         graph, n = self.graph, len(flags)
         total = sum(flags)
         rows = view(ll.llama_get_logits(self.handle), total, self._said) if total else None
-        if rows is not None and self._words is not None:
-            rows = self._words.spread(rows)
+        if rows is not None and self._spread is not None:
+            rows = self._spread(rows)
         beside, states = total if graph.masked else n, None
         if graph.gives and beside and any(piece.part.outputs != "none" for piece, *_ in slices):
             states = view(self._nextn(self.handle), beside, graph.gives)
@@ -302,7 +282,7 @@ class HeadPool:
             at, row = at + size, row + said
 
     def _fill(
-        self, batch: _StateBatch, slices: Iterable[tuple[HeadPart, int, int]], flags: Sequence[int]
+        self, batch: StateBatch, slices: Iterable[tuple[HeadPart, int, int]], flags: Sequence[int]
     ) -> None:
         """Lay rows into a batch; a single flag applies to all of them."""
         n = 0

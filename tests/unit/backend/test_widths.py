@@ -287,8 +287,10 @@ def test_where_every_width_is_alike_no_groups_are_looked_for() -> None:
 
 
 def test_costs_of_a_busy_moment_are_not_believed() -> None:
-    turns = [{1: 10.0, 2: 15.0, 4: 16.0}, {1: 12.0, 2: 18.0, 4: 50.0}, {1: 10.0, 2: 16.0, 4: 16.0}]
-    assert steady(turns) == ((1, 1.0), (2, 1.5))
+    turns = [
+        [{1: one, 2: two, 4: four}] for one, two, four in ((10, 15, 16), (12, 18, 50), (10, 16, 16))
+    ]
+    assert steady(turns) == {1: 1.0, 2: 1.5}
 
 
 def test_widths_must_agree_behind_every_text() -> None:

@@ -24,6 +24,7 @@ from speed_table import read_report
 from table_model import FakeTable, FakeVocab
 from timed_rounds import timed
 
+from specllama.backend import turns
 from specllama.bench import tuning
 from specllama.bench.experiment import (
     EngineArm,
@@ -44,14 +45,13 @@ from specllama.bench.tuning import (
     advise,
     group_of,
     pass_costs,
-    smaller_draft,
     split,
     tune,
 )
 from specllama.engine.engine import Engine
 from specllama.errors import UsageError
 from specllama.events import RoundDone
-from specllama.interface import Message, ModelInfo
+from specllama.interface import Message
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
@@ -289,7 +289,7 @@ def test_a_pass_is_timed_once_a_device_replays_its_graph(monkeypatch: pytest.Mon
     class Device:
         """A context that captures the graph of a pass when the second one like it comes."""
 
-        now, last, row = 0.0, 0, 0
+        now, last, row, n_past = 0.0, 0, 0, 3
 
         def forward(self, tokens: list[int], outputs: str) -> None:
             self.row = self.row + 1 if len(tokens) == self.last else 1
@@ -300,36 +300,11 @@ def test_a_pass_is_timed_once_a_device_replays_its_graph(monkeypatch: pytest.Mon
             pass
 
     device: Any = Device()
-    monkeypatch.setattr(tuning, "perf_counter", lambda: device.now)
+    monkeypatch.setattr(turns, "perf_counter", lambda: device.now)
     found = tuning.time_passes(
         device, [1, 2, 3], (1, 2, 4), outputs="all", repetitions=2, progress=lambda: None
     )
     assert found == pytest.approx({1: 1.0, 2: 2.0, 4: 4.0})
-
-
-@pytest.mark.parametrize(
-    ("kind", "bits", "gpu", "expected"),
-    [
-        ("Q8_0", 8.5, 0, "--requantize"),
-        ("F16", 16.0, 0, "--type q4_0 --pure"),
-        ("Q4_0", 4.6, 0, ""),
-        ("Q8_0", 8.5, 99, ""),
-    ],
-)
-def test_a_wide_draft_model_is_worth_quantizing(
-    kind: str, bits: float, gpu: int, expected: str
-) -> None:
-    info = ModelInfo(
-        path="/models/my draft.gguf", name="d", architecture="llama", quantization=kind,
-        n_params=60_000_000, file_bytes=int(60_000_000 * bits / 8), n_ctx=512, n_ctx_train=512,
-        n_vocab=64, kv_bytes=0, gpu_layers=gpu,
-    )  # fmt: skip
-    hint = smaller_draft(info)
-    assert bool(hint) == bool(expected)
-    assert expected in hint
-    assert ("--requantize" in hint) == (expected == "--requantize")
-    assert not hint or "'/models/my draft.gguf'" in hint
-    assert smaller_draft(None) == ""
 
 
 def round_of(drafted: int, accepted: int, source: str = "draft") -> RoundDone:

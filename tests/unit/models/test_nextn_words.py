@@ -14,8 +14,9 @@ from specllama.arrays import IntArray
 from specllama.errors import BadGguf, PairIncompatible, UnsupportedModel, UsageError
 from specllama.models.companions import kind_of
 from specllama.models.gguf import GgufHeader, read_header
-from specllama.models.nextn_file import READS, SAYS, check_target, likeliest, read_words, write_head
+from specllama.models.nextn_file import READS, check_target, places, read_words, write_head
 from specllama.models.tensors import read_bytes
+from specllama.models.words import SAYS, Spread, likeliest
 
 N = 300
 
@@ -24,7 +25,7 @@ def made(folder: Path, arch: str = "qwen35") -> tuple[GgufHeader, GgufHeader, In
     """A target, a head of some of its tokens, and these."""
     source = write_nextn(folder / "model.gguf", arch, nextn=2 if arch in CHAINED else 1)
     target = read_header(source)
-    says = likeliest(target, N, Counter({target.vocab_size - 1: 3}))
+    says = likeliest(target, N, Counter({target.vocab_size - 1: 3}), places(target))
     write_head(target, folder / "head.gguf", says)
     return target, read_header(folder / "head.gguf"), says
 
@@ -51,15 +52,15 @@ def test_the_rows_of_the_tokens_and_the_layers_are_those_of_the_target(
     assert not [t for t in head.tensors if t.name.startswith("blk.0.")]
 
 
-def test_what_is_no_word_stays_then_the_most_frequent_then_the_first(tmp_path: Path) -> None:
+def test_what_is_no_word_places_then_the_most_frequent_then_the_first(tmp_path: Path) -> None:
     target = read_header(write_nextn(tmp_path / "model.gguf"))
     size, alone = target.vocab_size, 3 + 256
     last = size - 1
-    assert [*likeliest(target, alone + 2, {})] == [*range(alone + 2)]
-    assert [*likeliest(target, alone + 2, {last: 1})] == [*range(alone + 1), last]
+    assert [*likeliest(target, alone + 2, {}, places(target))] == [*range(alone + 2)]
+    assert [*likeliest(target, alone + 2, {last: 1}, places(target))] == [*range(alone + 1), last]
     for n in (alone, size):
         with pytest.raises(UsageError, match=f"{size} tokens, of which {alone} have to stay"):
-            likeliest(target, n, {})
+            likeliest(target, n, {}, places(target))
 
 
 def test_other_tokens_are_read_as_how_they_begin(tmp_path: Path) -> None:
@@ -78,7 +79,7 @@ def test_a_row_over_the_targets_tokens(tmp_path: Path) -> None:
     words = read_words(head)
     assert words is not None
     rows = np.arange(2 * N, dtype=np.float32).reshape(2, N)
-    wide = words.spread(rows)
+    wide = Spread(words.says, len(words.reads))(rows)
     assert np.array_equal(wide[:, says], rows)
     assert np.isneginf(np.delete(wide, says, axis=1)).all()
 
@@ -87,7 +88,7 @@ def test_arrays_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     target, head, _ = made(tmp_path)
     for key in (SAYS, READS):
         alone = {name: array for name, array in head.arrays.items() if name != key}
-        with pytest.raises(BadGguf, match="not lists of tokens"):
+        with pytest.raises(BadGguf, match="is not a list of"):
             read_words(replace(head, arrays=alone))
         with pytest.raises(BadGguf, match="do not belong together"):  # both are the other one
             read_words(

@@ -4,6 +4,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -11,8 +12,11 @@ import numpy as np
 import pytest
 from oracle import Oracle, Tokens, Toy, ToyWalk, bias, dense, emitted, outcomes, sparse
 
+from specllama.models.words import Spread
+from specllama.settings.params import SamplingParams
 from specllama.speculative import rules as verify
 from specllama.speculative.rules import RandomCoins, verify_block, verify_match, verify_rejection
+from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Law, Verdict
 
 EXACT = 1e-9
@@ -236,6 +240,48 @@ def test_empty_draft_is_a_plain_step(rule: str) -> None:
     assert bias(one_round(RULES[rule], target, target, sampled, 0), target, 1).tv < EXACT
     verdict = RULES[rule](Draft(), ToyWalk(target, Draft(), ()), Oracle(), lambda t: False)
     assert (verdict.path, verdict.kind, verdict.p) == ((), "plain", ())
+
+
+# -- a draft model that knows fewer words (``models/trimmed``) -----------------------------------
+
+
+class Trimmed(Toy):
+    """The law of a toy whose logits are rows of some tokens only; ``whole``: of all of them."""
+
+    says = np.array([0, 2], np.int32)
+    sampling = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+
+    def law(self, prefix: Tokens) -> Law:
+        row = np.log(self.dense(prefix)).astype(np.float32)
+        wide = Spread(self.says, self.n_vocab)(row[self.says][None])[0]
+        return SamplerChain(self.sampling).law(wide).kept()
+
+    def whole(self, prefix: Tokens) -> Law:
+        return super().law(prefix)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_drafts_of_fewer_words_are_exact(rule: str, drafter: str) -> None:
+    for v, k in ((3, 3), (4, 2)):
+        target, draft = Toy(v, 3, eos=2), Trimmed(v, 1003, eos=2)
+        program = one_round(RULES[rule], target, draft, DRAFTERS[drafter], k)
+        assert bias(program, target, k + 1).tv < EXACT
+        assert {int(token) for token in draft.law(()).ids} == {0, 2}
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_the_law_of_all_words_beside_fewer_is_caught(rule: str) -> None:
+    """Negative control: drawn from the words that it has, judged by the law of all."""
+
+    def told(oracle: Oracle, toy: Toy, before: Tokens, k: int) -> Draft:
+        draft = sampled(oracle, toy, before, k)
+        assert isinstance(toy, Trimmed)
+        whole = tuple(toy.whole(draft.tokens[:i]) for i in range(len(draft)))
+        return replace(draft, q=whole)
+
+    target, draft = Toy(4, 3), Trimmed(4, 1003)
+    assert bias(one_round(RULES[rule], target, draft, told, 2), target, 3).tv > CAUGHT
 
 
 # -- trees --------------------------------------------------------------------------------------

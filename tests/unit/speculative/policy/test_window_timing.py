@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 from engines import FakeContext, fake_info, loaded
 from table_model import FakeTable, FakeVocab
-from windows import booking
 
 from specllama.arrays import Rows
 from specllama.backend.base import Outputs
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import Profile, Windows, band, open_profile, pair_key, profile_path
-from specllama.events import Finished, Notice, RoundDone
+from specllama.events import Finished, RoundDone
 from specllama.interface import EngineInfo
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
@@ -125,30 +124,6 @@ def test_a_fixed_window_keeps_adapting_off() -> None:
     assert {len(r.drafted) for r in rounds[1:-3]} == {3}
 
 
-def test_a_machine_that_cannot_gain_says_so_once() -> None:
-    profile = Profile()
-    engine, _ = make(profile)
-    for rows, ms in ((1, 10.0), (2, 19.5), (3, 29.0), (4, 39.0), (8, 78.0)):
-        profile.costs.target.set(rows, ms)
-    profile.costs.draft.set(1, 4.0)
-    params = GenerateParams(proposer="draft", max_tokens=30, seed=1, ignore_eos=True)
-    notices = [e for e in engine.generate(PROMPT, params) if isinstance(e, Notice)]
-    assert [n.topic for n in notices] == ["routing"]
-    assert "almost nothing to gain" in notices[0].message
-
-
-def test_one_slow_step_of_a_draft_says_nothing_of_the_machine() -> None:
-    profile = Profile()
-    engine, _ = make(profile)
-    for rows, ms in ((1, 10.0), (2, 12.0), (4, 16.0), (8, 24.0)):
-        profile.costs.target.set(rows, ms)
-    profile.costs.draft.observe(1, 400.0)
-    assert engine.windows.cannot_gain(booking("draft")) == ""
-    for _ in range(6):
-        profile.costs.draft.observe(1, 40.0)
-    assert "almost nothing to gain" in engine.windows.cannot_gain(booking("draft"))
-
-
 def test_the_second_run_starts_warm(home: Path) -> None:
     folder = home / "profiles"
     info = fake_info()
@@ -178,8 +153,8 @@ def test_the_second_run_starts_warm(home: Path) -> None:
         b"[]",
         b"null",
         b"[" * 100_000,
-        b'{"schema": "specllama.profile.v7", "ledger": ' + b"[" * 5000 + b"]" * 5000 + b"}",
-        b'{"schema": "specllama.profile.v7", "pair": {}, "costs": {}, "bands": []}',
+        b'{"schema": "specllama.profile.v8", "ledger": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+        b'{"schema": "specllama.profile.v8", "pair": {}, "costs": {}, "bands": []}',
     ],
 )
 def test_a_damaged_profile_is_ignored_and_replaced(home: Path, damage: bytes) -> None:
