@@ -23,9 +23,10 @@ _POLL_S = 0.02
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """The result of trying a copy of so many words.
+    """The result of trying a copy.
 
     Attributes:
+        words: that the copy knows.
         difference: the largest one of a logit that both compute, over a few rows.
         share: of the time of a step of the whole model, in the same seconds.
     """

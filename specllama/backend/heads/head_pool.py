@@ -23,13 +23,7 @@ from specllama.arrays import Rows
 from specllama.backend.base import Part
 from specllama.backend.kernels import Kernels
 from specllama.backend.llama import LlamaModel
-from specllama.backend.llama_cache import (
-    StateBatch,
-    decode_error,
-    set_state,
-    state_of,
-    stop_on,
-)
+from specllama.backend.llama_cache import StateBatch, decode_error, set_state, state_of, stop_on
 from specllama.backend.llama_log import last_words, recent
 from specllama.backend.symbols import function
 from specllama.backend.symbols import rows as view
