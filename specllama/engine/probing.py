@@ -195,7 +195,7 @@ def _beside(model: LlamaModel, target: LoadedModel, max_rows: int) -> LlamaPool:
 def steady(turns: Sequence[Turn], lane: int = 0) -> dict[int, float]:
     """Return the costs of a lane's passes in single ones of the first, where all turns agree: a
     busy machine tells nothing."""
-    found = {w: [turn[lane][w] / turn[0][1] for turn in turns] for w in turns[0][lane]}
+    found = {w: [turn[lane][w] / max(turn[0][1], 1e-9) for turn in turns] for w in turns[0][lane]}
     return {w: median(r) for w, r in found.items() if max(r) < _STEADY * min(r)}
 
 

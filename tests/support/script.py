@@ -331,7 +331,9 @@ class OneAtATime:
 
     unmeasured = False
 
-    def measure(self, report: object = None, *, cancel: Cancel | None = None) -> bool:
+    def measure(
+        self, report: object = None, *, cancel: Cancel | None = None, times: bool = True
+    ) -> bool:
         return True
 
     def slot(self, action: str, index: int, path: Path | None = None) -> tuple[int, int]:
