@@ -30,7 +30,6 @@ from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.words import SAYS, ranked
 from specllama.paths import standing
 from specllama.settings.params import EngineOptions
-from specllama.store.sessions import last_replies
 
 logger = logging.getLogger("specllama.engine.fewer_words")
 
@@ -88,6 +87,8 @@ class DraftMaker:
         Raises:
             Cancelled: ``stop`` was set; nothing is left of it.
         """
+        from specllama.store.sessions import last_replies  # weights are read before it
+
         whole = self._whole
         known, copy = _tried(whole, self._options), _made(whole)
         counts = Counter(chain.from_iterable(self._heard))
