@@ -90,7 +90,7 @@ class Beside:
 
     def over_best(self, arm: str) -> dict[str, float]:
         """An arm over the best of llama.cpp's modes, by prompt."""
-        found = {p: self.ratio(arm, [p], self.best(p)) for p in self.prompts}
+        found = {p: self.ratio(arm, [p], best) for p in self.prompts if (best := self.best(p))}
         return {p: one.ratio for p, one in found.items() if one}
 
     def whole(self) -> Iterator[str]:
