@@ -226,11 +226,11 @@ def test_whoever_waits_hears_of_an_engine_that_cannot_be_started(
     def broken() -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(server.host, "start", broken)
-    os.kill(server.host.pid or 0, 9)
-    until(lambda: not server.host.ready)
-    assert server.post(CHAT, asking("the rain")).status_code == 500
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(server.host, "start", broken)
+        os.kill(server.host.pid or 0, 9)
+        until(lambda: not server.host.ready)
+        assert server.post(CHAT, asking("the rain")).status_code == 500
     assert server.post(CHAT, asking("the rain")).status_code == 200
 
 

@@ -124,15 +124,15 @@ def test_a_model_that_cannot_be_cut_is_tried_once(
     def other(*args: object, **more: object) -> Tried:
         raise UnsupportedModel("its logits differ")
 
-    monkeypatch.setattr(fewer_words, "compare", other)
     whole = read_header(pair[1])
-    mine = maker(whole)
-    assert mine.wanted
-    mine.make(None, Cancel())
+    with monkeypatch.context() as patch:
+        patch.setattr(fewer_words, "compare", other)
+        mine = maker(whole)
+        assert mine.wanted
+        mine.make(None, Cancel())
     assert not trimmed.copies()
     assert not mine.wanted
     assert fewer_words.chosen(whole, OPTIONS) is None
-    monkeypatch.undo()
     maker(whole).make(None, Cancel())
     assert not trimmed.copies(), "not even by the next engine"
 

@@ -317,10 +317,10 @@ def test_a_seat_that_cannot_be_made_is_not_lost(monkeypatch: pytest.MonkeyPatch)
         raise EngineError("not today")
 
     engine = engine_of(1)
-    monkeypatch.setattr(engine.target, "capture", capture)
-    with pytest.raises(EngineError, match="not today"):
-        engine.submit([1] * 100, params(1))
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.target, "capture", capture)
+        with pytest.raises(EngineError, match="not today"):
+            engine.submit([1] * 100, params(1))
     *_, last = engine.generate([1] * 100, params(1))
     assert last.token_ids == alone([1] * 100, params(1))
 
