@@ -80,7 +80,7 @@ class Loaded:
         except Cancelled:
             return False
         except SpecllamaError as error:
-            logger.info("the other layout of the weights is not timed: %s", error)
+            logger.info("what is done at rest is left out: %s", error)
             self.layouts = None
         return True
 

@@ -1,5 +1,8 @@
 """A text that is appended and cut, its followers, and where its end stands elsewhere."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -113,15 +116,22 @@ def brute_force(within: History, text: History) -> list[tuple[int, int]]:
     return found
 
 
+@contextmanager
+def shallow(few: int) -> Iterator[None]:
+    """Make short texts search as long ones do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matching, "_FEW", few)
+        patch.setattr(matching, "_DEEP", 5)
+        yield
+
+
 @pytest.mark.parametrize("few", [0, 4])
 @given(CHANGES, st.lists(st.integers(-1, 3), max_size=30))
 def test_matches_are_those_of_brute_force(
     few: int, changes: list[Change], earlier: list[int]
 ) -> None:
     """In the text itself and in another, looked up anew and followed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matching, "_FEW", few)
-        patch.setattr(matching, "_DEEP", 5)
+    with shallow(few):
         text, past = History(), History(earlier)
         own, other = Matches(text), Matches(past)
         for keep, more, looks in changes:
@@ -142,9 +152,7 @@ def test_matches_are_those_of_brute_force(
 def test_both_texts_may_grow_and_be_cut(
     few: int, changes: list[Change], there: list[Change]
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matching, "_FEW", few)
-        patch.setattr(matching, "_DEEP", 5)
+    with shallow(few):
         text, other = History(), History()
         matches = Matches(other)
         for (keep, more, looks), (left, new, _) in zip(changes, there, strict=False):
