@@ -171,14 +171,26 @@ def write_pages(path: Path, drawn: Mapping[str, str]) -> None:
 
 
 async def settled(app: SpecllamaApp, pilot: Pilot[int], expected: str | None) -> str:
-    """The screen as expected; else what is shown when nothing moves any more, keys and all."""
+    """Return the screen as expected; else the one that has its keys and moves no more."""
+    return await at_rest(
+        lambda: _page(app), pilot, expected, lambda shown: bool(shown.rpartition("\n")[2])
+    )
+
+
+async def at_rest(
+    picture: Callable[[], str],
+    pilot: Pilot[int],
+    expected: str | None,
+    whole: Callable[[str], bool] = bool,
+) -> str:
+    """Return a picture of the screen as expected; else one that is whole and moves no more."""
     end = time.monotonic() + PATIENCE_S
     shown, since = "", time.monotonic()
     while time.monotonic() < end:
-        before, shown = shown, _page(app)
+        before, shown = shown, picture()
         if shown == expected:
             break
-        if shown != before or not shown.rpartition("\n")[2]:
+        if shown != before or not whole(shown):
             since = time.monotonic()
         elif expected is None and time.monotonic() - since > SETTLED_S:
             break

@@ -176,8 +176,8 @@ async def test_the_bundled_pair_over_a_server(
     start: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Its text, its lanes on their page, a stop, and the death of the server's engine."""
-    recipe = LoadEngine("tiny", None, EngineOptions(parallel=2, n_ctx=2048, threads=1))
-    params = PARAMS.replace(max_tokens=1900, ignore_eos=True)
+    recipe = LoadEngine("tiny", None, EngineOptions(parallel=2, n_ctx=8192, threads=1))
+    params = PARAMS.replace(max_tokens=8000, ignore_eos=True)
     prompt = [Message("user", "Explain what rain is.")]
     with served(tmp_path_factory, recipe) as server:
         async with start(**over(server, params=params, size=(120, 36))) as d:

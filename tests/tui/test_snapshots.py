@@ -10,10 +10,11 @@ from typing import Any
 
 import ggufs
 import pytest
-from app_driver import Recipe, read_pages, settled, write_pages
+from app_driver import Recipe, at_rest, read_pages, settled, write_pages
 from demo_engine import DemoFactory
 from fakes import Reply, ScriptedEngine
 from pictures.screenshots import LOOKS, SCENES, SIZES, Pair, ask, picture_app, staged, until
+from pytest_textual_snapshot import normalize_svg
 from textual.pilot import Pilot
 
 from specllama.engine.host import InlineHost
@@ -29,6 +30,27 @@ from specllama.tui.widgets import sidebar as days
 
 Steps = Callable[[Pilot[int]], Awaitable[None]]
 WIDE, MIDDLE, USUAL, SMALL = (120, 36), (100, 30), (80, 24), (60, 16)
+
+
+@pytest.fixture
+def snap_compare(snap_compare: Any, request: pytest.FixtureRequest) -> Callable[..., bool]:
+    """Compare the picture of a screen once it is as kept, or has not moved for a while."""
+    kept = Path(__file__).parent / "__snapshots__" / "test_snapshots" / f"{request.node.name}.svg"
+    draws_anew = request.config.option.update_snapshots
+    expected = kept.read_text("utf-8") if kept.exists() and not draws_anew else None
+
+    def compare(app: SpecllamaApp, run_before: Steps, terminal_size: tuple[int, int]) -> bool:
+        def picture() -> str:
+            return normalize_svg(app.export_screenshot(title=app.title, simplify=True))
+
+        async def steps(pilot: Pilot[int]) -> None:
+            await run_before(pilot)
+            await at_rest(picture, pilot, expected)
+
+        same: bool = snap_compare(app, run_before=steps, terminal_size=terminal_size)
+        return same
+
+    return compare
 
 
 def make(recipe: Any = None, chances: int | None = None, **options: Any) -> SpecllamaApp:

@@ -164,9 +164,14 @@ async def _settle(app: SpecllamaApp, pilot: Pilot[int]) -> None:
 
 
 async def _follow(app: SpecllamaApp, pilot: Pilot[int]) -> None:
-    """The conversation stands at its end, where it follows that."""
+    """Wait until the conversation stands at its end, where it follows that; its bar too.
+
+    Textual moves the bar of an anchored widget without drawing it anew.
+    """
     shown = app.chat.transcript
     await until(pilot, lambda: not shown._follows or shown.scroll_offset.y >= shown.max_scroll_y)
+    shown.vertical_scrollbar.refresh()
+    await pilot.pause()
 
 
 def _key(*keys: str) -> Steps:
