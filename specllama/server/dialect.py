@@ -218,7 +218,6 @@ class Dialect(Protocol):
 
     def said(self, piece: Piece) -> Iterable[Frame]:
         """Return the frames for a new part of a reply."""
-        ...
 
     def waiting(self) -> Iterable[Frame]:
         """Return a sign of life for a long silence; a family without one gets a comment."""
@@ -230,7 +229,6 @@ class Dialect(Protocol):
 
     def finished(self, reply: Reply) -> Iterable[Frame]:
         """Return the frames for the end of one reply."""
-        ...
 
     def ended(self, replies: list[Reply]) -> Iterable[Frame]:
         """Return the frames for the end of all replies."""
@@ -238,7 +236,6 @@ class Dialect(Protocol):
 
     def whole(self, replies: list[Reply]) -> Mapping[str, Any]:
         """Return the answer to a client that does not want a stream."""
-        ...
 
     def failed(self, path: str, refused: Refusal) -> Iterable[Frame]:
         """Return the frames for an error in the middle of a stream, as errors of this path are."""
