@@ -12,12 +12,12 @@ from typing import Any, Literal
 import msgspec
 
 from specllama.backend import llama, trial, verdicts
-from specllama.backend.attention import can_switch
 from specllama.backend.base import Opened, OpenedPair, Own
 from specllama.backend.cores import crowded, physical_cores
 from specllama.backend.embedding import Embedding
 from specllama.backend.exactness import Exactness
 from specllama.backend.llama_pool import LlamaPool, LoadedModel, open_pool
+from specllama.backend.symbols import can_switch
 from specllama.cancel import Cancel
 from specllama.engine import fewer_words
 from specllama.engine.gguf_pair import Pair

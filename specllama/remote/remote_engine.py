@@ -24,7 +24,7 @@ from specllama.interface import EngineInfo, Message, Prompt
 from specllama.remote.address import KEY_HINT, Address, Look, checked, code_of, error_of, events_of
 from specllama.remote.board import Board, ServerWatch
 from specllama.remote.foreign import ForeignEngine
-from specllama.remote.kinds import llama_server, ollama, openai, vllm
+from specllama.remote.kinds import engines, openai
 from specllama.remote.kinds.kind import Found, Kind
 from specllama.settings.params import GenerateParams
 from specllama.store.codec import params_to_dict
@@ -37,14 +37,14 @@ AUTO = "auto"
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        llama_server.SPECLLAMA,
-        llama_server.LLAMA_SERVER,
-        vllm.SGLANG,
+        engines.SPECLLAMA,
+        engines.LLAMA_SERVER,
+        engines.SGLANG,
         openai.LMSTUDIO,
-        vllm.VLLM,
+        engines.VLLM,
         openai.TRTLLM,
         openai.TGI,
-        ollama.KIND,
+        engines.OLLAMA,
         openai.MLX_LM,
         openai.TRANSFORMERS,
         openai.OPENAI,
@@ -65,7 +65,7 @@ class RemoteEngine(ForeignEngine):
     """
 
     def __init__(self, address: Address) -> None:
-        super().__init__(address, llama_server.SPECLLAMA, Found())
+        super().__init__(address, engines.SPECLLAMA, Found())
         self._here = address.client()
         try:
             with self.address.spoken():

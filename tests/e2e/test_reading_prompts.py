@@ -10,11 +10,11 @@ from requests_made import asked, finish
 
 from specllama.arrays import HiddenNeed, Row
 from specllama.backend import attention, llama_pool, pass_plan
-from specllama.backend.attention import can_switch
 from specllama.backend.kernels import WIDE
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_pool import open_pool
+from specllama.backend.symbols import can_switch
 from specllama.backend.threads import ThreadChoice
 from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
