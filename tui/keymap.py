@@ -97,7 +97,7 @@ ACTIONS: tuple[Action, ...] = (
            "Copy the last reply; /copy code its last code block, /copy chat the conversation",
            "copy", words=("code", "chat")),
     Action("app.export", "ctrl+s", "show('export')", "Save",
-           "Save the conversation, a reply or the screen to a file", "export",
+           "Save the conversation or the screen to a file", "export",
            priority=False),
     Action("chat.editor", "ctrl+g", "editor", "Editor", "Write the prompt in $EDITOR"),
     Action("chat.panel", "f12", "toggle_panel", "Figures",

@@ -10,10 +10,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+from specllama.bench import report
 from specllama.bench.experiment import RunFigures
 from specllama.bench.outcome import Compared, as_one, between, pairs
 from specllama.bench.prompts import load_prompts
-from specllama.store import document
 from specllama.text import number_of
 
 PROMPTS = Path(__file__).parent / "beside_prompts"
@@ -219,7 +219,7 @@ def words(one: Compared) -> str:
 def table(heads: Iterable[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a table, but for rows without a figure."""
     some = [row for row in rows if set(row[1:]) != {UNKNOWN}]
-    return document.table(["", *heads], some).splitlines()
+    return report.table(["", *heads], some).splitlines()
 
 
 def load_table(rows: Sequence[Sequence[dict[str, Any]]]) -> list[str]:

@@ -13,8 +13,7 @@ from textual.widgets import Input, OptionList
 
 from specllama.settings.params import GenerateParams
 from specllama.tui.pages import self_contained
-from specllama.tui.record import Record
-from specllama.tui.screens.export_screen import ExportScreen, reply
+from specllama.tui.screens.export_screen import ExportScreen
 from specllama.tui.screens.inspector_screen import InspectorScreen
 from specllama.tui.screens.race_screen import RaceScreen
 
@@ -62,10 +61,6 @@ def parsed(path: Path) -> ElementTree.Element:
 async def test_a_chat_offers_all_of_it(start: Any, folder: Path) -> None:
     async with start(EVIL, params=PARAMS, size=(120, 36)) as d:
         await d.say("Export me <b>")
-        report = (await save(d, "The reply as Markdown")).read_text()
-        assert "Export me <b>" in report
-        assert EVIL in report
-        assert "scripted-target.gguf" in report
         assert "Export" in "".join(parsed(await save(d, "The screen as a picture")).itertext())
         chat = await save(d, "The conversation as Markdown")
         assert chat.name == "export-me-b.md"
@@ -76,34 +71,11 @@ async def test_a_chat_offers_all_of_it(start: Any, folder: Path) -> None:
         assert again.name == "export-me-b-2.md"  # nothing is overwritten
         assert sorted(p.name for p in folder.iterdir()) == [
             "export-me-b-2.md",
-            "export-me-b-reply.md",
             "export-me-b.json",
             "export-me-b.md",
             "specllama-chat.svg",
         ]
         assert str(again) in {note.message for note in d.app._notifications}
-
-
-async def test_the_reply_in_focus_is_the_one(start: Any) -> None:
-    async with start("One.", "Two.", params=PARAMS) as d:
-        await d.say("first")
-        await d.say("second")
-        await d.pilot.press("shift+tab", "up", "up")
-        path = await save(d, "The reply as Markdown")
-        assert "```text\nOne.\n```" in path.read_text()
-        await d.pilot.press("escape")
-        path = await save(d, "The reply as Markdown")
-        assert "```text\nTwo.\n```" in path.read_text()
-
-
-async def test_a_resumed_reply_is_saved_with_its_figures(start: Any) -> None:
-    async with start(Reply(LONG, accept=(2,)), params=PARAMS) as d:
-        await d.say("q")
-        session = d.app.session.id
-    async with start("Other.", session_id=session) as d:
-        text = (await save(d, "The reply as Markdown")).read_text()
-        assert LONG in text
-        assert "× faster (" in text
 
 
 async def test_other_pages_are_saved_as_a_picture(start: Any) -> None:
@@ -176,7 +148,7 @@ async def test_the_slash_command_opens_it(start: Any) -> None:
     async with start("One.") as d:
         await d.say("q")
         await d.send("/export", until=lambda: isinstance(d.app.screen, ExportScreen))
-        assert d.app.screen.query_one(OptionList).option_count == 4
+        assert d.app.screen.query_one(OptionList).option_count == 3
 
 
 async def test_hostile_names_are_nothing_but_text(start: Any) -> None:
@@ -186,13 +158,6 @@ async def test_hostile_names_are_nothing_but_text(start: Any) -> None:
     async with start(recipe=Recipe(engine), params=PARAMS, size=(120, 36)) as d:
         await d.say("q")
         parsed(await save(d, "The screen as a picture"))
-        text = (await save(d, "The reply as Markdown")).read_text()
-        assert "\x1b" not in text
-        assert "``<img src=x>`\\|@all" in text
-
-
-def test_a_record_without_anything_is_still_a_document() -> None:
-    assert reply(Record(), "", "", None, PARAMS).startswith("# A reply")
 
 
 def test_a_picture_needs_nothing_from_elsewhere() -> None:

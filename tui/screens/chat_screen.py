@@ -329,11 +329,10 @@ class ChatScreen(ActingScreen):
     # ------------------------------------------------------------------ saving
 
     def exports(self) -> list[Export]:
-        """List the conversation, and the reply in focus or the last one."""
+        """List the conversation."""
         from specllama.tui.screens.export_screen import of_conversation
 
-        at = self.focused.index if isinstance(self.focused, MessageView) else None
-        return of_conversation(self.session, self.records, at, self.loader.info)
+        return of_conversation(self.session)
 
     # ------------------------------------------------------------------ the engine
 

@@ -1,8 +1,8 @@
-"""Saving of the view: documents of a conversation or a reply, or the screen as SVG."""
+"""Saving of the view: the conversation as a document, or the screen as SVG."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,15 +15,9 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 
 from specllama import paths
-from specllama.interface import EngineInfo
 from specllama.session import Session
-from specllama.settings.params import GenerateParams
-from specllama.store.document import Raw, fact_list, heading, page, quote
-from specllama.store.rounds import circumstances
-from specllama.store.summary import provenance, reply_parts, settings
 from specllama.text import encodable, sanitize_line
 from specllama.tui import clipboard
-from specllama.tui.record import Record
 from specllama.tui.screens.page import Page
 from specllama.tui.widgets.inked import Keys
 
@@ -38,58 +32,15 @@ class Export:
     forms: dict[str, Callable[[], str]]
 
 
-def reply(
-    record: Record, question: str, text: str, info: EngineInfo | None, params: GenerateParams
-) -> str:
-    """Make a document of one reply; of one stored without its rounds, from its text and figures.
-    Without a pair, nothing is written about the machine."""
-    started = record.started
-    if started is not None:
-        params = params.replace(seed=started.seed, proposer=started.proposer)
-    under: list[str] = []
-    if info is not None:
-        header = circumstances(info, params)
-        under = [*provenance(header), settings(header["params"])]
-    methods = {one.name: one.short for one in info.methods} if info else {}
-    name = info.target.name if info else "specllama"
-    return page(
-        "A reply, as it was drafted",
-        [
-            fact_list([["written by ", Raw(name)]]),
-            heading("Question"),
-            quote(question),
-            heading("Reply"),
-            *reply_parts(record.request(), methods, text),
-            *under,
-        ],
-    )
-
-
-def of_conversation(
-    session: Session, records: Mapping[int, Record], at: int | None, info: EngineInfo | None
-) -> list[Export]:
-    """List the conversation, and its last reply or the first one from message ``at`` on."""
-    messages = session.messages
-    if not messages:
-        return []
+def of_conversation(session: Session) -> list[Export]:
+    """List the conversation, if it has begun."""
     forms = {"md": session.export, "json": lambda: session.export("json")}
-    found = [Export("The conversation", session.title, forms)]
-    replies = [i for i, message in enumerate(messages) if message.role == "assistant"]
-    if at is not None:
-        replies = [i for i in replies if i >= at][:1]
-    if replies:
-        last = replies[-1]
-        record = records.get(last, Record())
-        question, text = messages[last - 1].content if last else "", messages[last].content
-        stem = f"{session.title} reply"
-        forms = {"md": lambda: reply(record, question, text, info, session.params)}
-        found.append(Export("The reply", stem, forms))
-    return found
+    return [Export("The conversation", session.title, forms)] if session.messages else []
 
 
 WORDS = {
     "svg": "a picture (SVG)",
-    "md": "Markdown, for an issue",
+    "md": "Markdown",
     "json": "JSON",
 }
 
