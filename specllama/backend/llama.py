@@ -18,8 +18,7 @@ from typing import Any
 import llama_cpp as ll
 
 from specllama.backend import trial
-from specllama.backend.devices import devices as all_devices
-from specllama.backend.devices import ggml, gpus, handles
+from specllama.backend.devices import ggml, handles
 from specllama.backend.embedding import Embedding
 from specllama.backend.llama_log import last_words, recent, start, supports_gpu
 from specllama.backend.llama_vocab import LlamaVocab
@@ -222,17 +221,6 @@ class LlamaModel:
     def n_vocab(self) -> int:
         """Tokens that it reads."""
         return self.vocab.n_tokens if self.embedding is None else self.embedding.n_vocab
-
-    @property
-    def last_device(self) -> str:
-        """The device of the last layer: layers go to the devices in order, and if not all of them
-        do, the last ones go first."""
-        if not self.gpu_layers:
-            return CPU
-        found = self.devices
-        if found is None:
-            found = [device.name for device in gpus(all_devices())]
-        return found[-1] if found else CPU
 
     @property
     def can_roll_back(self) -> bool:
