@@ -298,7 +298,8 @@ class Engine:
             PromptTooLong: it exceeds the context. No lane was touched.
         """
         with self._alone():
-            return self._submit(prompt, params, cancel)
+            self._require_free()
+            return self.begin(self.prepare(prompt, params), cancel=cancel)
 
     def prepare(
         self,
@@ -353,37 +354,31 @@ class Engine:
             EngineError: the engine is closed, or every slot is taken.
             UsageError, PairIncompatible: nothing drafts as was asked for.
         """
+        cancel = cancel or Cancel()
         with self._alone():
-            return self._begin(ready, cancel or Cancel())
+            self._require_free()
+            ids, id, stable = ready.prepared.ids, next(self._ids), ready.stable
+            if self._ahead is not None:
+                self._scheduler.end(self._ahead.id)
+                self._ahead = None
 
-    def _submit(self, prompt: Prompt, params: GenerateParams | None, cancel: Cancel | None) -> int:
-        self._require_free()
-        return self._begin(self.prepare(prompt, params), cancel or Cancel())
+            def seated() -> Running:
+                if stable is None:
+                    seat = self._seats.seat(id, ids, ready.params, cancel)
+                else:
+                    seat = self._seats.seat_ahead(id, ids, stable, ready.params, cancel)
+                    self._ahead = _Ahead(id, ids[: seat.until], cancel, perf_counter())
+                self._drafts = self._drafts or seat.drafter.name != "none"
+                one = Conversation(self._loaded, self._seats, seat, ready, cancel)
+                lane, unread = seat.slot.target, len(ids) - seat.cached
+                return Running(id, one.run(), one.settle, lane, cancel, unread)
+
+            self._scheduler.enter(id, cancel, seated)
+            return id
 
     def _require_free(self) -> None:
         if not self.free:
             raise EngineError("the engine is busy with another request")
-
-    def _begin(self, ready: Ready, cancel: Cancel) -> int:
-        self._require_free()
-        ids, id, stable = ready.prepared.ids, next(self._ids), ready.stable
-        if self._ahead is not None:
-            self._scheduler.end(self._ahead.id)
-            self._ahead = None
-
-        def seated() -> Running:
-            if stable is None:
-                seat = self._seats.seat(id, ids, ready.params, cancel)
-            else:
-                seat = self._seats.seat_ahead(id, ids, stable, ready.params, cancel)
-                self._ahead = _Ahead(id, ids[: seat.until], cancel, perf_counter())
-            self._drafts = self._drafts or seat.drafter.name != "none"
-            one = Conversation(self._loaded, self._seats, seat, ready, cancel)
-            lane, unread = seat.slot.target, len(ids) - seat.cached
-            return Running(id, one.run(), one.settle, lane, cancel, unread)
-
-        self._scheduler.enter(id, cancel, seated)
-        return id
 
     def step(self) -> list[tuple[int, Event | Exception]]:
         """Run until a conversation has events; return its id with each event, or with the error
@@ -391,33 +386,26 @@ class Engine:
 
         A cancel stops the pass that is running where no other conversation shares it.
         """
-        self._take()
-        try:
+        with self._alone():
             return self._scheduler.step()
-        finally:
-            self._using.release()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Hold the engine for a block, see ``_take``."""
-        self._take()
-        try:
-            yield
-        finally:
-            self._using.release()
-
-    def _take(self) -> None:
-        """Claim the engine for this thread, until the lock is released.
+        """Hold the engine for a block.
 
         Raises:
             EngineError: another thread is in a call or a ``generate``, or the engine is closed.
         """
         if not self._using.acquire(blocking=False):
             raise EngineError(*_TWO_THREADS)
-        why = ("the engine is closed",) if self.closed else _TWO_THREADS
-        if self.closed or self._generating not in (None, threading.get_ident()):
+        try:
+            if self.closed:
+                raise EngineError("the engine is closed")
+            if self._generating not in (None, threading.get_ident()):
+                raise EngineError(*_TWO_THREADS)
+            yield
+        finally:
             self._using.release()
-            raise EngineError(*why)
 
     def cancel(self, id: int) -> None:
         """End a conversation; unless it is over already, its last event comes with a ``step``."""
@@ -436,7 +424,7 @@ class Engine:
     ) -> Iterator[Event]:
         """See ``EngineLike.generate``."""
         with self._alone():
-            id = self._submit(prompt, params, cancel)
+            id = self.submit(prompt, params, cancel=cancel)
             before, self._generating = self._generating, threading.get_ident()
         try:
             while id in self._scheduler:

@@ -12,10 +12,9 @@ from specllama.bench.proof import prove
 from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
 from specllama.engine.pace import Pace
-from specllama.engine.pair_loading import Loaded
+from specllama.engine.pair_loading import ConstraintMaker, Loaded, SamplerChains
 from specllama.engine.profiles import Profile, Windows
 from specllama.engine.prompting import Prompting
-from specllama.engine.sampler_chains import ConstraintMaker, SamplerChains
 from specllama.engine.seating import Seats
 from specllama.engine.slot import Slot
 from specllama.interface import EngineInfo

@@ -9,8 +9,8 @@ from table_model import FakeTable, FakeVocab
 
 from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
+from specllama.engine.pair_loading import SamplerChains
 from specllama.engine.pulse import PATIENCE_S, Pulse, Watchdog, patience
-from specllama.engine.sampler_chains import SamplerChains
 from specllama.errors import Cancelled, PromptTooLong, UsageError
 from specllama.events import Finished
 from specllama.interface import Message, Prompt
