@@ -179,7 +179,7 @@ def open_pool(
     max_rows: int,
     threads: int,
     options: EngineOptions,
-    flash: str,
+    flash: str = "",
     lanes: int = 1,
     max_leaves: int = 1,
     any_width: bool = True,
@@ -191,7 +191,7 @@ def open_pool(
     lane.
 
     Args:
-        any_width: see ``CacheSettings``.
+        flash: attention; "" as the options say. any_width: see ``CacheSettings``.
 
     Raises what ``LlamaCache`` raises.
     """
@@ -220,4 +220,6 @@ def open_pool(
             f"llama.cpp has {most}",
             "choose fewer branches",
         )
-    return kind(model, shape, CacheSettings(options, threads, flash, any_width, watch))
+    return kind(
+        model, shape, CacheSettings(options, threads, flash or options.flash_attn, any_width, watch)
+    )

@@ -87,7 +87,6 @@ def compared(whole: Path, copy: Path, threads: int = 1, repack: bool = False) ->
             max_rows=1,
             threads=threads,
             options=options,
-            flash=options.flash_attn,
             any_width=False,
         )
         lanes.append(pool.open())

@@ -165,7 +165,7 @@ def _load_as(
         )
         closing.callback(model.close)
         shape |= {"lanes": options.parallel, "threads": threads, "max_leaves": options.max_leaves}
-        pool = open_pool(model, options=own, flash=own.flash_attn, **shape)
+        pool = open_pool(model, options=own, **shape)
         return LoadedModel(header, model, pool, own)
 
     threading.Thread(target=_prepare, args=(pair.target.chat_template,), daemon=True).start()

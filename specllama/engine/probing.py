@@ -121,7 +121,6 @@ def _measure(one: LoadedModel, report: Report) -> Exactness:
         max_rows=max(target.max_rows, probe.NARROW[-1]),
         threads=target.kernels.threads,
         options=options,
-        flash=target.kernels.flash,
         # elsewhere a row's bits depend on where the cells of a branch that was kept lie
         max_leaves=2 if target.kernels.any_width else 1,
         watch=watch,
@@ -185,7 +184,6 @@ def _beside(model: LlamaModel, target: LoadedModel, max_rows: int) -> LlamaPool:
         max_rows=max_rows,
         threads=kernels.threads if choice is None else choice.count,
         options=target.options,
-        flash=kernels.flash,
     )
 
 

@@ -227,7 +227,6 @@ class OwnLayers:
             max_rows=1,
             threads=target.threads,
             options=options,
-            flash=target.pool.kernels.flash,
             any_width=False,
         )
 
