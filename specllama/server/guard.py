@@ -340,8 +340,12 @@ class Guard:
             asked = Headers(scope=scope).get(
                 "access-control-request-headers", "authorization, content-type"
             )
-            preflight = Json({}, 200, _preflight(asked))
-            await preflight(scope, hear, answer)
+            allowed = {
+                "Access-Control-Allow-Methods": _METHODS,
+                "Access-Control-Allow-Headers": asked,
+                "Access-Control-Max-Age": "600",
+            }
+            await Json({}, 200, allowed)(scope, hear, answer)
         else:
             await self.app(scope, hear, answer)
 
@@ -358,14 +362,6 @@ def _line(scope: Scope, client: str, status: int, took_s: float) -> str:
     line = f"{scope['method']} {scope['path'][:200]} {said} {took_s:.2f} s, {client}"
     more = f", nothing drafted: {why}" if (why := scope["state"].get("undrafted")) else ""
     return sanitize_line(f"{line}, {scope['state']['id']}{more}")
-
-
-def _preflight(asked: str) -> dict[str, str]:
-    return {
-        "Access-Control-Allow-Methods": _METHODS,
-        "Access-Control-Allow-Headers": asked,
-        "Access-Control-Max-Age": "600",
-    }
 
 
 async def read_body(request: Request, most: int) -> bytes:

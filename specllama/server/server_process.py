@@ -234,7 +234,12 @@ class _Server(uvicorn.Server):
         await self._end.wait()
 
 
-def run(
+def run(service: Service, listening: socket.socket, **how: Any) -> None:
+    """See ``serve``, which this runs in an event loop."""
+    asyncio.run(serve(service, listening, **how))
+
+
+async def serve(
     service: Service,
     listening: socket.socket,
     *,
@@ -251,17 +256,6 @@ def run(
     Raises:
         SpecllamaError, Refusal: that model cannot be loaded.
     """
-    asyncio.run(_run(service, listening, stop, ready, drain_s, load))
-
-
-async def _run(
-    service: Service,
-    listening: socket.socket,
-    stop: Event,
-    ready: Callable[[], None],
-    drain_s: float,
-    load: bool,
-) -> None:
     config = uvicorn.Config(
         make_app(service),
         http=protocol(service.access.connections, _connections(service), service.access.proxies),

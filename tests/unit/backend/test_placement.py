@@ -74,12 +74,14 @@ def test_states_of_several_conversations_take_half_of_what_one_leaves_free(
 
 
 def test_8b_on_8_gb(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert planned(monkeypatch, sketches.llama_8b(), None, [gpu(7.5)], 12).require_fit().lines() == [
+    alone = planned(monkeypatch, sketches.llama_8b(), None, [gpu(7.5)], 12)
+    assert alone.require_fit().lines() == [
         "context: 8,192 of 131,072 tokens: more would push weights off the GPU, or take over half"
         " of the free RAM (-c N chooses)",
         "offload: target 33 of 33 layers: 33 on CUDA0 (5.6 GB)",
     ]
-    pair = planned(monkeypatch, sketches.llama_8b(), sketches.llama_1b(), [gpu(7.5)], 12).require_fit()
+    pair = planned(monkeypatch, sketches.llama_8b(), sketches.llama_1b(), [gpu(7.5)], 12)
+    pair = pair.require_fit()
     assert pair.lines()[1:] == [
         "offload: target 31 of 33 layers: 31 on CUDA0 (5.2 GB)",
         "offload: draft 17 of 17 layers: 17 on CUDA0 (1.0 GB)",
