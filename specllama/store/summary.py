@@ -1,4 +1,4 @@
-"""Summaries of a round log: its runs, over time, flat rows, and documents for other people."""
+"""Summaries of a round log: its runs, over time, and documents for other people."""
 
 from __future__ import annotations
 
@@ -15,10 +15,6 @@ from specllama.store.codec import params_to_dict
 from specllama.store.document import Raw, fact_list, folded, heading, paragraph, quote, table
 from specllama.store.rounds import LoggedTurn, RunRecord
 from specllama.verdict import judge, passes_of, words
-
-CSV_COLUMNS = ("run", "turn", "index", "t_s", "n_past", "source", "draft_max", "window_reason",
-               "drafted", "accepted", "emitted", "cut", "target_kind", "near_tie", "draft_ms",
-               "verify_ms", "other_ms", "wait_ms", "drafted_text", "emitted_text")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,22 +107,6 @@ def run_dict(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def csv_rows(record: RunRecord) -> list[list[Any]]:
-    """Return one row per round, in the order of CSV_COLUMNS; token columns hold their number."""
-
-    def cell(done: RoundDone, name: str) -> Any:
-        value = getattr(done, name)
-        if isinstance(value, tuple):
-            return "".join(value) if name.endswith("_text") else len(value)
-        return int(value) if isinstance(value, bool) else value
-
-    return [
-        [record.run, turn.index, *(cell(done, name) for name in CSV_COLUMNS[2:])]
-        for turn in record.turns
-        for done in turn.rounds
-    ]
-
-
 def _model_name(model: Any) -> str | None:
     if not isinstance(model, dict):
         return None
@@ -157,7 +137,7 @@ def reply_parts(turn: LoggedTurn, names: Mapping[str, str], text: str = "") -> l
     shown = turn.rounds[:ROUNDS]
     inside = [table(ROUND_HEADS, [_row(done, names) for done in shown])]
     if rest := len(turn.rounds) - len(shown):
-        inside.append(paragraph(f"{rest} more rounds: specllama log export has them all."))
+        inside.append(paragraph(f"{rest} more rounds: specllama log show has them all."))
     return [*parts, folded(f"{len(turn.rounds)} rounds", inside)]
 
 

@@ -77,7 +77,7 @@ def test_of_a_reply_whose_rounds_nobody_kept_the_text_is_shown() -> None:
 def test_a_long_reply_shows_its_first_rounds() -> None:
     folded = reply_parts(turn(Reply(" ".join(["word"] * (ROUNDS + 50)), accept=(0,))), METHODS)[-1]
     assert len([line for line in folded.splitlines() if line.startswith("| ")]) == ROUNDS + 2
-    assert "more rounds: specllama log export" in folded
+    assert "more rounds: specllama log show" in folded
 
 
 def test_what_it_ran_on_names_files_without_their_folder() -> None:
