@@ -233,7 +233,7 @@ class OwnLayers:
 
 def _advice(drop: Sequence[int], work: float) -> str:
     said = (
-        f"the draft is the target without layers {pruned.layer_list(drop)}: "
+        f"the draft is the target without layers {pruned.names(drop)}: "
         f"one of its steps reads {work:.0%} of the bytes of the target's"
     )
     return f"{said}, which hardly ever pays" if work > MUCH else said

@@ -12,10 +12,6 @@ from specllama.rates import share
 from specllama.store.rounds import RunRecord
 from specllama.verdict import judge, passes_of
 
-CSV_COLUMNS = ("run", "turn", "index", "t_s", "n_past", "source", "draft_max", "window_reason",
-               "drafted", "accepted", "emitted", "cut", "target_kind", "near_tie", "draft_ms",
-               "verify_ms", "other_ms", "wait_ms", "drafted_text", "emitted_text")  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class Slice:
@@ -105,22 +101,6 @@ def run_dict(record: RunRecord) -> dict[str, Any]:
         "verdict": judge(passes_of(record.rounds)).to_dict(),
         **figures,
     }
-
-
-def csv_rows(record: RunRecord) -> list[list[Any]]:
-    """Return one row per round, in the order of CSV_COLUMNS; token columns hold their number."""
-
-    def cell(done: RoundDone, name: str) -> Any:
-        value = getattr(done, name)
-        if isinstance(value, tuple):
-            return "".join(value) if name.endswith("_text") else len(value)
-        return int(value) if isinstance(value, bool) else value
-
-    return [
-        [record.run, turn.index, *(cell(done, name) for name in CSV_COLUMNS[2:])]
-        for turn in record.turns
-        for done in turn.rounds
-    ]
 
 
 def _model_name(model: Any) -> str | None:
