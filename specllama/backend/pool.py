@@ -192,8 +192,7 @@ class CellPool(LaneBooks):
         cache.stop.check()
         lane, tokens, outputs = cast(CellLane, part.lane), part.tokens, part.outputs
         n = len(tokens)
-        cheap = lane.cheap and outputs == "all"
-        wide = n if outputs == "none" else self.plan.rows(n, len(lane.tokens), cheap=cheap)
+        wide = n if outputs == "none" else self.plan.rows(n)
         with self._lock:
             self._settle_only(lane)
             past = lane.n_cells
@@ -283,13 +282,14 @@ class CellPool(LaneBooks):
 
     def _run_padded(self, pieces: Sequence[PassPart]) -> None:
         """Run one pass of the width that is planned for it."""
-        kept, n = bool(self.kernels.widths), sum(len(piece.tokens) for piece in pieces)
+        if not self.kernels.widths:
+            self._pass(pieces)
+            return
+        n = sum(len(piece.tokens) for piece in pieces)
         longest = max(pieces, key=lambda piece: len(piece.tokens))
-        cheap = not kept and all(piece.may_widen for piece in pieces)
-        wide = self.plan.rows(n, longest.past, cheap=cheap)
-        if wide > n and (kept or wide <= self.cells.room):
-            longest.pad(wide - n)
-        for piece in pieces if kept else ():
+        if pads := self.plan.rows(n) - n:
+            longest.pad(pads)
+        for piece in pieces:
             piece.outputs = "all"  # how many rows come out chooses kernels, too
         self._pass(pieces)
         longest.drop_pads()

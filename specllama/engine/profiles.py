@@ -314,8 +314,6 @@ class Windows:
         """Learn into ``profile`` from now on."""
         self.profile = profile
         info = self.info
-        if self._plan is not None:
-            self._plan.cheapest = profile.costs.target.cheapest
         if info.draft is not None and info.target.file_bytes:
             profile.costs.draft_share = min(
                 max(1.2 * info.draft.file_bytes / info.target.file_bytes, 0.01), 2.0
@@ -361,7 +359,6 @@ class Windows:
             peek=rule_of(params.verify, greedy=params.sampling.temperature == 0.0).peek,
             tokens=params.max_tokens,
             steps=self.steps,
-            widest=0 if plan is None else plan.widest,
             on_finish=profile.save,
         )
 
