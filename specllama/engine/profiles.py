@@ -313,6 +313,9 @@ class Windows:
     def use(self, profile: Profile) -> None:
         """Learn into ``profile`` from now on."""
         self.profile = profile
+        self._others: list[Weighed] | None = (
+            None  # kept profiles, as they were when first asked for
+        )
         info = self.info
         if info.draft is not None and info.target.file_bytes:
             profile.costs.draft_share = min(
@@ -332,9 +335,11 @@ class Windows:
         self, params: GenerateParams, rounds: Sequence[RoundDone] = ()
     ) -> tuple[Remedy, ...]:
         """Return the changes that would have written these rounds faster, see ``remedies``."""
-        mine, path = self.profile.kept(pair_key(self.info)), self.profile.path
-        others = [] if path is None else kept_in(path.parent, SCHEMA, self.info.here)
-        return ranked(mine, others, band(params), rounds)
+        path = self.profile.path
+        if self._others is None:
+            self._others = [] if path is None else kept_in(path.parent, SCHEMA, self.info.here)
+        mine = self.profile.kept(pair_key(self.info))
+        return ranked(mine, self._others, band(params), rounds)
 
     def trouble(self) -> str:
         """Explain why an existing profile was not used; once, "" afterwards."""

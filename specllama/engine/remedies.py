@@ -8,7 +8,9 @@ measured on this processor, with this build, has no figure.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from specllama.errors import SpecllamaError
 from specllama.events import RoundDone
 from specllama.interface import layout_words
 from specllama.rates import LONGEST, Remedy, affordable, fixed_speeds, steady
@@ -27,6 +30,7 @@ LEAST = 1.08  # times the present speed: times of other minutes differ by less
 BEST = 0.97  # an acceptance that no draft model keeps up for long
 TESTED = 16  # guesses from which an acceptance is known
 READ = 128  # tokens of a pass that stands for reading a prompt
+_DRAFT = "-d "
 ROWS = (*range(1, LONGEST + 1), READ)  # of the passes that are timed in a layout
 
 
@@ -106,7 +110,7 @@ def ranked(
         if change and change not in found and other.known:
             found[change] = _speed(mine, other, band, rounds), _then(mine, other)
     least = LEAST * _speed(mine, mine, band, rounds)
-    best = [Remedy(change, *what) for change, what in found.items() if what[0] >= least]
+    best = [Remedy(_typed(change), *what) for change, what in found.items() if what[0] >= least]
     best.sort(key=lambda one: one.speed or 0.0, reverse=True)
     return (*best, *_cheaper_draft(mine, band))
 
@@ -147,10 +151,33 @@ def _change(mine: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     if differ == {"threads"}:
         return f"-t {other['threads']}"
     if "draft" in differ and differ <= {"draft", "layers", "cache"} and other["draft"] != "none":
-        return f"-d {other['draft'].rpartition(' (')[0]}"
+        same = _draft_name(other) == _draft_name(mine)  # a copy of fewer words drafts by itself
+        return "" if same else f"{_DRAFT}{other['draft']}"
     if "target" in differ and differ <= {"target", "layout"}:
         return f"this model as {other['target'].rpartition(' ')[0]}"
     return ""
+
+
+def _draft_name(key: Mapping[str, Any]) -> str:
+    return str(key["draft"]).rpartition(" (")[0]
+
+
+@lru_cache(maxsize=64)
+def _typed(change: str) -> str:
+    """Return a change as it can be typed: a draft model as what loads it, if it is here."""
+    from specllama.models import library
+    from specllama.models.gguf import read_header
+
+    if not change.startswith(_DRAFT):
+        return change
+    name, _, sizes = change.removeprefix(_DRAFT).rpartition(" (")
+    with suppress(SpecllamaError, OSError):
+        for one in library.scan():
+            if str(one.bytes) == sizes.split(", ")[1]:
+                header = read_header(one.path)
+                if f"{header.name} {header.quantization}" == name:
+                    return f"{_DRAFT}{shlex.quote(one.ref)}"
+    return f"the draft model {name}"
 
 
 def _then(mine: Weighed, other: Weighed) -> str:
