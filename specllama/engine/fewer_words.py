@@ -56,8 +56,10 @@ def chosen(whole: GgufHeader, options: EngineOptions, here: str = "") -> GgufHea
         here: see ``EngineInfo``; "" finds that out.
     """
     known = _known(whole, options, here)
-    copy = None if known is None or known.share > PAYS else _made(whole)
-    return copy if copy is not None and known is not None and copy.rows == known.words else None
+    if known is None or known.share > PAYS:
+        return None
+    copy = _made(whole)
+    return copy if copy is not None and copy.rows == known.words else None
 
 
 def words(whole: GgufHeader, options: EngineOptions, here: str = "") -> str:
@@ -96,8 +98,10 @@ class DraftMaker:
 
     def _looks(self) -> bool:
         """True if it is worth looking for a copy."""
+        if self._options.draft_tokens != "auto":
+            return False
         known = _tried(self._whole, self._options)
-        return self._options.draft_tokens == "auto" and (known is None or known.looks < LOOKS)
+        return known is None or known.looks < LOOKS
 
     @property
     def wanted(self) -> bool:
