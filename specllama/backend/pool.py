@@ -51,11 +51,6 @@ class CellPool(LaneBooks):
     def alike(self) -> int | None:
         return None
 
-    @property
-    def pads(self) -> int:
-        """Most guesses of a pass that can be given up each time."""
-        return self.shape.max_rows - 1
-
     # -- facts --
 
     @property

@@ -98,9 +98,9 @@ class DraftMaker:
 
     def _looks(self) -> bool:
         """True if it is worth looking for a copy."""
-        if self._options.draft_tokens != "auto":
+        if self._options.draft_tokens != "auto" or self._whole.rows:
             return False
-        known = _tried(self._whole, self._options)
+        known = _known(self._whole, self._options)
         return known is None or known.looks < LOOKS
 
     @property
@@ -117,7 +117,7 @@ class DraftMaker:
         from specllama.store.sessions import last_replies  # weights are read before it
 
         whole = self._whole
-        known, copy = _tried(whole, self._options), _made(whole)
+        known, copy = _known(whole, self._options), _made(whole)
         counts = Counter(chain.from_iterable(self._heard))
         # one that was made is judged by what is written since
         for text in last_replies() if copy is None else ():
@@ -154,14 +154,11 @@ def _key(whole: GgufHeader, options: EngineOptions, here: str = "") -> dict[str,
     return {"file": whole.fingerprint, "here": here, "how": how}
 
 
-def _tried(whole: GgufHeader, options: EngineOptions, here: str = "") -> Tried | None:
-    return verdicts.known(SCHEMA, _key(whole, options, here), Tried)
-
-
-def _known(whole: GgufHeader, options: EngineOptions, here: str) -> Tried | None:
+def _known(whole: GgufHeader, options: EngineOptions, here: str = "") -> Tried | None:
     """Return what came of a copy, if one may draft."""
-    may = options.draft_tokens == "auto" and not whole.rows
-    return _tried(whole, options, here) if may else None
+    if options.draft_tokens != "auto" or whole.rows:
+        return None
+    return verdicts.known(SCHEMA, _key(whole, options, here), Tried)
 
 
 def _made(whole: GgufHeader) -> GgufHeader | None:
@@ -185,8 +182,7 @@ def _make(
     whole: GgufHeader, n: int, counts: Mapping[int, int], options: EngineOptions, stop: Cancel
 ) -> None:
     """Make a copy, and keep how fast it is; or why there is none."""
-    path, key = trimmed.place(whole), _key(whole, options)
-    known = _tried(whole, options)
+    path, key, known = trimmed.place(whole), _key(whole, options), _known(whole, options)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         says = trimmed.choose(whole, n, counts)
@@ -194,8 +190,7 @@ def _make(
         threads, repack = options.threads or physical_cores(), options.repack != "off"
         found = compare(whole.path, path, threads=threads, repack=repack, stop=stop)
         if found.share > PAYS:
-            share = f"a step of a copy of {n:,} words takes {found.share:.2f} of the time"
-            raise UnsupportedModel(share)
+            raise UnsupportedModel(f"with {n:,} words a step takes {found.share:.2f} of the time")
         trimmed.keep_within(_MOST_BYTES, path)
         verdicts.keep(SCHEMA, key, found)
     except (SpecllamaError, OSError) as error:  # it drafts with the whole model

@@ -112,7 +112,8 @@ def _measure(one: LoadedModel, report: Report) -> Exactness:
     from specllama.backend.watch import Watch
 
     model, target, options = one.model, one.pool, one.options
-    most = min(target.max_rows, target.pads + 1)
+    pads = target.max_rows - 1 if target.alike is None else target.alike  # that can be given up
+    most = min(target.max_rows, pads + 1)
     widths = [w for w in probe.WIDTHS if w <= most] if options.exact != "off" else []
 
     # a GPU runs different kernels if it is stopped and watched

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from specllama.backend.pass_plan import PassPlan
-from specllama.engine.remedies import Weighed, kept_in, ranked
+from specllama.engine.remedies import Weighed, draft_key, kept_in, ranked
 from specllama.events import RoundDone
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.rates import Remedy
@@ -66,7 +66,7 @@ def pair_key(info: EngineInfo) -> dict[str, Any]:
         "here": info.here,
         **_target_key(target),
         "layout": target.layout,
-        "draft": "none" if draft is None else f"{_draft_key(draft)}, {draft.layout})",
+        "draft": "none" if draft is None else f"{draft_key(draft)}, {draft.layout})",
         "device": f"{info.device}, flash attention {'on' if info.flash_attn else 'off'}"
         + _padding(info.widths),
         "threads": info.threads,
@@ -87,10 +87,6 @@ def _target_key(target: ModelInfo | GgufHeader) -> dict[str, str]:
         "model": f"{name} {target.n_params}",
         "target": f"{kind} {target.file_bytes}",
     }
-
-
-def _draft_key(draft: ModelInfo | GgufHeader) -> str:
-    return f"{draft.name} {draft.quantization} ({draft.n_params}, {draft.file_bytes}"
 
 
 class Profile:
@@ -286,7 +282,7 @@ def remedies_of(
 
     wanted = {"here": here, **_target_key(target), **({"layout": layout} if layout else {})}
     kept = kept_in(profiles_dir(), SCHEMA, here)
-    key = "none" if draft is None else _draft_key(draft)
+    key = "none" if draft is None else draft_key(draft)
     mine = [one for one in kept if one.known and wanted.items() <= one.key.items()]
     mine = [one for one in mine if one.key["draft"].startswith(key)]
     return ranked(mine[-1], kept) if mine else None

@@ -14,17 +14,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from specllama.errors import SpecllamaError
 from specllama.events import RoundDone
-from specllama.interface import layout_words
+from specllama.interface import ModelInfo, layout_words
 from specllama.rates import LONGEST, Remedy, affordable, fixed_speeds, steady
 from specllama.speculative.policy.costs import Costs, CostTable
 from specllama.speculative.policy.learned import Learned
 from specllama.store import profile_file as store
+
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
 
 LEAST = 1.08  # times the present speed: times of other minutes differ by less
 BEST = 0.97  # an acceptance that no draft model keeps up for long
@@ -151,15 +154,16 @@ def _change(mine: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     if differ == {"threads"}:
         return f"-t {other['threads']}"
     if "draft" in differ and differ <= {"draft", "layers", "cache"} and other["draft"] != "none":
-        same = _draft_name(other) == _draft_name(mine)  # a copy of fewer words drafts by itself
-        return "" if same else f"{_DRAFT}{other['draft']}"
+        names = {one["draft"].rpartition(" (")[0] for one in (mine, other)}
+        return f"{_DRAFT}{other['draft']}" if len(names) > 1 else ""  # a copy drafts by itself
     if "target" in differ and differ <= {"target", "layout"}:
         return f"this model as {other['target'].rpartition(' ')[0]}"
     return ""
 
 
-def _draft_name(key: Mapping[str, Any]) -> str:
-    return str(key["draft"]).rpartition(" (")[0]
+def draft_key(draft: ModelInfo | GgufHeader) -> str:
+    """Name a draft model; the name begins that of a loaded one in ``pair_key``."""
+    return f"{draft.name} {draft.quantization} ({draft.n_params}, {draft.file_bytes}"
 
 
 @lru_cache(maxsize=64)
@@ -170,14 +174,12 @@ def _typed(change: str) -> str:
 
     if not change.startswith(_DRAFT):
         return change
-    name, _, sizes = change.removeprefix(_DRAFT).rpartition(" (")
+    draft = change.removeprefix(_DRAFT)
     with suppress(SpecllamaError, OSError):
         for one in library.scan():
-            if str(one.bytes) == sizes.split(", ")[1]:
-                header = read_header(one.path)
-                if f"{header.name} {header.quantization}" == name:
-                    return f"{_DRAFT}{shlex.quote(one.ref)}"
-    return f"the draft model {name}"
+            if f", {one.bytes}," in draft and draft.startswith(draft_key(read_header(one.path))):
+                return f"{_DRAFT}{shlex.quote(one.ref)}"
+    return f"the draft model {draft.rpartition(' (')[0]}"
 
 
 def _then(mine: Weighed, other: Weighed) -> str:

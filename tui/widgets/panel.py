@@ -219,11 +219,10 @@ class Drawing:
         words = [f"{size(files)} weights", f"{size(cache)} cache"]
         if free and info.device == "CPU":
             words.append(f"{size(free)} left")
-        lines = flow([(one, ink.muted) for one in words], self.width - NAME)
         if draft is not None:
-            some = f" of {draft.draft_tokens:,} words" if draft.draft_tokens else ", whole"
-            what = Content.assemble((f"{size(draft.file_bytes)} draft{some}", ink.muted))
-            lines += what.wrap(self.width - NAME)
+            some = f"of {draft.draft_tokens:,} words" if draft.draft_tokens else "whole"
+            words[:0] = [f"{size(draft.file_bytes)} draft", some]
+        lines = flow([(one, ink.muted) for one in words], self.width - NAME)
         yield Section(
             "Memory", "", [lines[0], *(Content.assemble(" " * NAME, x) for x in lines[1:])]
         )
