@@ -348,6 +348,7 @@ class Pool(Passes, Planned, Protocol):
         compactions: number of times that ``compact`` freed ghosts.
     """
 
+    lanes: int
     plan: PassPlan
     compactions: int
 
