@@ -260,14 +260,7 @@ class Context(Protocol):
 
 
 class Lane(Context, Protocol):
-    """One conversation's place in a pool. Closing it gives the place back.
-
-    Attributes:
-        cheap: its passes that return all rows may be wider where that costs less. Rows can differ
-            by rounding then, as those of other drafts do.
-    """
-
-    cheap: bool
+    """One conversation's place in a pool. Closing it gives the place back."""
 
     @property
     def pool(self) -> Pool: ...
@@ -331,6 +324,7 @@ class Pool(Passes, Planned, Protocol):
         compactions: number of times that ``compact`` freed ghosts.
     """
 
+    lanes: int
     plan: PassPlan
     compactions: int
 

@@ -83,7 +83,6 @@ class CellLane:
         self.tree: CachedTree | None = None
         self.hidden = HiddenRows()
         self.need: HiddenNeed = "nothing"
-        self.cheap = False
         self.closed = False
 
     # -- facts --
@@ -209,7 +208,7 @@ class LaneBooks:
         self.lanes, self.n_batch = shape.lanes, shape.n_batch
         self.max_rows = shape.max_rows
         self.max_leaves = shape.max_leaves
-        self.plan = PassPlan(self, pads=not self.forgets)
+        self.plan = PassPlan(self)
         self.cells = Cells(cache.n_cells, in_order=in_order)
         n = shape.sequences
         self._free = list(range(n - 1, -1, -1))  # sequence ids, the lowest last

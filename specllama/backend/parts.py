@@ -46,11 +46,6 @@ class PassPart:
         """True if final hidden states are kept of it."""
         return self.lane.need == "final_hidden" and self.n_rows == len(self.tokens)
 
-    @property
-    def may_widen(self) -> bool:
-        """True if it may be padded where a wider pass costs less."""
-        return self.lane.cheap and self.outputs == "all" and self.lane.growing is None
-
     def lay(self, parents: Sequence[int], max_leaves: int, *, kept: bool) -> int:
         """Turn it into nodes of the lane's tree; return the number of branches that they open.
 

@@ -49,11 +49,6 @@ class CellPool(LaneBooks):
     def alike(self) -> int | None:
         return None
 
-    @property
-    def pads(self) -> int:
-        """Most guesses of a pass that can be given up each time."""
-        return self.shape.max_rows - 1
-
     # -- facts --
 
     @property
@@ -190,8 +185,7 @@ class CellPool(LaneBooks):
         cache.stop.check()
         lane, tokens, outputs = cast(CellLane, part.lane), part.tokens, part.outputs
         n = len(tokens)
-        cheap = lane.cheap and outputs == "all"
-        wide = n if outputs == "none" else self.plan.rows(n, len(lane.tokens), cheap=cheap)
+        wide = n if outputs == "none" else self.plan.rows(n)
         with self._lock:
             self._settle_only(lane)
             past = lane.n_cells
@@ -281,13 +275,14 @@ class CellPool(LaneBooks):
 
     def _run_padded(self, pieces: Sequence[PassPart]) -> None:
         """Run one pass of the width that is planned for it."""
-        kept, n = bool(self.kernels.widths), sum(len(piece.tokens) for piece in pieces)
+        if not self.kernels.widths:
+            self._pass(pieces)
+            return
+        n = sum(len(piece.tokens) for piece in pieces)
         longest = max(pieces, key=lambda piece: len(piece.tokens))
-        cheap = not kept and all(piece.may_widen for piece in pieces)
-        wide = self.plan.rows(n, longest.past, cheap=cheap)
-        if wide > n and (kept or wide <= self.cells.room):
-            longest.pad(wide - n)
-        for piece in pieces if kept else ():
+        if pads := self.plan.rows(n) - n:
+            longest.pad(pads)
+        for piece in pieces:
             piece.outputs = "all"  # how many rows come out chooses kernels, too
         self._pass(pieces)
         longest.drop_pads()

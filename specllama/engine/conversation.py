@@ -188,7 +188,6 @@ class Conversation:
     def settle(self) -> int:
         """End the conversation; return how many tokens of the target's lane are committed."""
         self._window.finish()
-        self._target.cheap = False
         if self._ahead:
             return len(self._target.tokens)
         if (maker := self._loaded.maker) is not None:
@@ -280,7 +279,6 @@ class Conversation:
             yield Notice(message=advice, topic="routing")
         if drafter.name != "none":
             self._window = windows(params)
-            self._target.cheap = params.window == "auto"
         if trouble := windows.trouble():
             yield Notice(message=trouble, level="warning", topic="profile")
         booking = booked(drafter)
@@ -310,7 +308,7 @@ class Conversation:
     def _inexact(self, rows: int, line: bool, past: int) -> bool:
         """True if a pass's rows may differ from those of single steps, also because a pass of
         another width wrote the cache."""
-        rows = self._plan.rows(rows, past, cheap=self._target.cheap)
+        rows = self._plan.rows(rows)
         if rows > 1 and not self._loaded.info.is_exact(rows, line=line):
             self._slot.mark_inexact_from(past)
         return self._slot.inexact

@@ -109,7 +109,8 @@ def kernel_key(one: LoadedModel) -> dict[str, Any]:
 def _measure(one: LoadedModel, report: Report) -> Exactness:
     """Measure in a separate context, made like the target's, whose passes can be watched."""
     model, target, options = one.model, one.pool, one.options
-    most = min(target.max_rows, target.pads + 1)
+    pads = target.max_rows - 1 if target.alike is None else target.alike  # that can be given up
+    most = min(target.max_rows, pads + 1)
     widths = [w for w in probe.WIDTHS if w <= most] if options.exact != "off" else []
 
     # a GPU runs different kernels if it is stopped and watched

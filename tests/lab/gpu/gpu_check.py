@@ -26,12 +26,10 @@ from typing import Any
 
 from gpu_parts import Part
 from gpu_report import to_markdown
+from peer_server import LlamaServer  # which ``gpu_parts`` makes findable
 
 from specllama.errors import EngineError
 from specllama.paths import replace_file
-
-sys.path.append(str(Path(__file__).parents[1]))
-from peer_server import LlamaServer  # of the laboratory, which lies above
 
 SCHEMA = "specllama.gpu-check.v1"
 NAME = "gpu-check"
