@@ -411,7 +411,8 @@ class SessionStore:
                 if last.session == first.session:
                     raise
             except sqlite3.Error as error:
-                if _is_locked(error):
+                code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+                if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):  # others are permanent
                     self._put_off(error)
                     return
                 self._writing = False
@@ -491,12 +492,6 @@ def is_stored(session: str, path: Path | None = None) -> bool:
             store._rows("SELECT 1 FROM sessions WHERE id = ? AND deleted_s IS NULL", (session,))
         )
     return False
-
-
-def _is_locked(error: sqlite3.Error) -> bool:
-    """True if another process has locked the file; other errors are permanent."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _choose(session: str, leaf: int, now: float) -> tuple[Any, ...]:
