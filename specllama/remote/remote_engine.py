@@ -140,14 +140,8 @@ class RemoteEngine(ForeignEngine):
         return {**named, "ids": list(prompt)}
 
 
-def open_remote(
-    address: Address | str, kind: str = AUTO, model: str | None = None, *, draft_model: str = ""
-) -> ForeignEngine:
+def open_remote(address: Address | str) -> ForeignEngine:
     """Open the engine at an address; one of ours is a ``RemoteEngine``.
-
-    Args:
-        kind: one of ``KINDS``; by default that of the address, which is found out.
-        model: which of its models is asked; by default that of the address, else the only one.
 
     Raises:
         UsageError: that is no address, or the server has several models and none was named.
@@ -155,16 +149,12 @@ def open_remote(
     """
     if isinstance(address, str):
         address = Address(address)
-    if kind != AUTO:
-        address = replace(address, kind=kind)
-    if model is not None:
-        address = replace(address, model=model)
     look = Look(address)
     with closing(look):
         found_kind, found = _recognise(look, address.kind)
     if found_kind.name == "specllama":
         return RemoteEngine(address)
-    return ForeignEngine(address, found_kind, found, draft_model=draft_model)
+    return ForeignEngine(address, found_kind, found)
 
 
 def watched(address: Address) -> tuple[ServerWatch, Iterator[dict[str, Any]]]:

@@ -77,8 +77,6 @@ def body(kind: Kind, asked: Question) -> Json:
             out[field] = {inner: value} if inner else value
     if asked.speculate is False:
         out |= kind.off
-    elif kind.draft_field and asked.draft_model:
-        out[kind.draft_field] = asked.draft_model
     if params.chances is not None:
         if asked.messages is None:
             out["logprobs"] = params.chances
@@ -249,18 +247,7 @@ def _is_lmstudio(look: Look) -> Found | None:
         for one in listed
         if text(one.get("id")) and one.get("type") in ("llm", "vlm")
     )
-    if listed and "state" in listed[0]:
-        return Found(models=served)
-    # v1 alone: its own chat takes no replies of a conversation, but OpenAI's does
-    newer = [of(one) for one in each(look.object("/api/v1/models").get("models"))]
-    if not newer or "loaded_instances" not in newer[0]:
-        return None
-    served = tuple(
-        Served(text(one.get("key")), whole(one.get("max_context_length")) or 0,
-               bool(one.get("loaded_instances")))
-        for one in newer if text(one.get("key")) and one.get("type") == "llm"
-    )  # fmt: skip
-    return Found(models=served, paths=("/v1/chat/completions", "/v1/completions"))
+    return Found(models=served) if listed and "state" in listed[0] else None
 
 
 def _from_lmstudio(chunk: Json, heard: Heard) -> tuple[str, str]:
@@ -280,8 +267,6 @@ LMSTUDIO = alike(
     raw="/api/v0/completions",
     fields={**FIELDS, **same("top_k", "min_p", "repeat_penalty")},
     continues={},
-    switches=True,
-    draft_field="draft_model",
 )
 MLX_LM = alike(
     name="mlx-lm",
@@ -295,7 +280,6 @@ MLX_LM = alike(
     constraints={},
     longest=_LONGEST,  # else it ends at 512
     switches=True,
-    draft_field="draft_model",
     off={"num_draft_tokens": 0},
     thinks=True,
     version_of=_version_of_mlx,

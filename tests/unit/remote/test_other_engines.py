@@ -33,7 +33,7 @@ TURNS = [Message("user", "What is a draft model?")]
 
 
 def opened(engine: OtherEngine) -> ForeignEngine:
-    return open_remote(engine.url, model=engine.script.get("model"))
+    return open_remote(Address(engine.url, model=engine.script.get("model", "")))
 
 
 def generated(engine: ForeignEngine, params: GenerateParams = PLAIN, **more: Any) -> Told:
@@ -291,7 +291,7 @@ def test_nobody_no_engine_and_no_key() -> None:
         with pytest.raises(EngineError, match="no engine that is known"):
             open_remote(server.url)
         with pytest.raises(UsageError, match="no kind of server 'vlm'"):
-            open_remote(server.url, kind="vlm")
+            open_remote(Address(server.url, kind="vlm"))
         server.script["errors"] = {"/v1/models": [401, "{}"]}
         with pytest.raises(EngineError, match="wants a key") as caught:
             open_remote(server.url)
@@ -318,7 +318,7 @@ def test_several_models_and_none_named_is_said_with_the_command() -> None:
 def test_what_it_is_may_be_said_and_is_then_not_looked_for() -> None:
     with (
         running("vllm-0.32.0-draft") as server,
-        open_remote(server.url, kind="openai", model="tiny") as engine,
+        open_remote(Address(server.url, kind="openai", model="tiny")) as engine,
     ):
         assert server.gets == ["/v1/models"]
         assert generated(engine).end.known("draft_n") is None
@@ -348,9 +348,9 @@ def test_what_an_engine_cannot_be_told_is_said_once() -> None:
 
 
 def test_speculation_is_switched_where_a_request_can() -> None:
-    def body(name: str, on: bool | None, **more: Any) -> dict[str, Any]:
-        with running(name) as server, open_remote(server.url, **more) as engine:
-            assert engine.switches
+    def body(name: str, on: bool | None) -> dict[str, Any]:
+        with running(name) as server, opened(server) as engine:
+            assert engine.kind.switches
             engine.ask(TURNS, GREEDY, speculation=on)
             return server.asked[0][1]
 
@@ -360,12 +360,10 @@ def test_speculation_is_switched_where_a_request_can() -> None:
     assert looked["prompt_lookup_num_tokens"] > 0
     plain = json.loads(body("transformers-5.23.0-lookup", False)["generation_config"])
     assert "prompt_lookup_num_tokens" not in plain
-    assert body("lmstudio-0.4.1", True, draft_model="small")["draft_model"] == "small"
-    assert "draft_model" not in body("lmstudio-0.4.1", False, draft_model="small")
     assert body("ollama-0.33.0", False)["options"]["draft_num_predict"] == 0
     for name in ("vllm-0.32.0-draft", "lmstudio-0.4.1", "openai"):
         with running(name) as server, opened(server) as engine:
-            assert not engine.switches
+            assert not engine.kind.switches
 
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if "tools" in script(name)])
