@@ -275,18 +275,13 @@ class SessionStore:
         if self.keeps:
             states.forget(session)
 
-    def undelete(self, session: str | None = None) -> str | None:
-        """Bring back a deleted session, by default the one deleted last; return its id."""
-        if session is None:
-            rows = self._rows(
-                "SELECT id FROM sessions WHERE deleted_s IS NOT NULL "
-                "ORDER BY deleted_s DESC LIMIT 1"
-            )
-            if not rows:
-                return None
-            session = str(rows[0][0])
-        self._write(("UPDATE sessions SET deleted_s = NULL WHERE id = ?", session))
-        return session
+    def undelete(self) -> str | None:
+        """Bring back the session that was deleted last; return its id."""
+        last = "SELECT id FROM sessions WHERE deleted_s IS NOT NULL ORDER BY deleted_s DESC LIMIT 1"
+        for (session,) in self._rows(last):
+            self._write(("UPDATE sessions SET deleted_s = NULL WHERE id = ?", session))
+            return str(session)
+        return None
 
     def purge(self, older_than_s: float = KEEP_DELETED_S) -> None:
         """Delete for good the sessions that were deleted longer ago than this."""
