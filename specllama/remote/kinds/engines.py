@@ -277,17 +277,12 @@ def _to_ollama(kind: Kind, asked: Question) -> Json:
 
 def _from_ollama(chunk: Json, heard: Heard) -> tuple[str, str]:
     message = of(chunk.get("message")) or chunk
-    for call in each(message.get("tool_calls")):
-        function = of(of(call).get("function"))
-        arguments = json.dumps(of(function.get("arguments")))
-        heard.calls[len(heard.calls)] = [text(function.get("name")), arguments]
     said = text(message.get("content")) or text(message.get("response"))
     heard.logprobs += likely_of({"content": chunk.get("logprobs")})
     if chunk.get("done") is True:
         heard.finish = text(chunk.get("done_reason")) or "stop"
         heard.tokens = whole(chunk.get("eval_count"))
         heard.prompt_n = whole(chunk.get("prompt_eval_count"))
-        said += openai.calls_of(heard)
     return text(message.get("thinking")), said
 
 

@@ -79,7 +79,6 @@ class Heard:
     draft: Drafted | None = None
     logprobs: list[Likely] = field(default_factory=list)
     fingerprint: str = ""
-    calls: dict[int, list[str]] = field(default_factory=dict)  # name, arguments
     first_s: float | None = None
     seconds: float = 0.0
 

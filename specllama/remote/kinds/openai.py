@@ -109,13 +109,10 @@ def read(chunk: Json, heard: Heard) -> tuple[str, str]:
         new = of(choice.get("delta")) or of(choice.get("message"))
         thought += text(new.get("reasoning")) or text(new.get("reasoning_content"))
         said += spoken(new.get("content")) or text(choice.get("text"))
-        for call in each(new.get("tool_calls")):
-            _call(of(call), heard)
         heard.logprobs += likely_of(choice.get("logprobs"))
         if finish := text(choice.get("finish_reason")):
             heard.finish = finish
             heard.stop = text(choice.get("stop_reason")) or heard.stop
-            said += calls_of(heard)
     return thought, said
 
 
@@ -129,25 +126,6 @@ def drafted(heard: Heard, told: Json, proposed: str, accepted: str) -> None:
 def spoken(content: object) -> str:
     """Return a text, or the texts of its parts."""
     return text(content) or "".join(text(of(part).get("text")) for part in each(content))
-
-
-def _call(call: Json, heard: Heard) -> None:
-    function = of(call.get("function"))
-    at = whole(call.get("index"))
-    held = heard.calls.setdefault(len(heard.calls) if at is None else at, ["", ""])
-    held[0] += text(function.get("name"))
-    arguments = function.get("arguments")
-    held[1] += text(arguments) or (json.dumps(arguments) if isinstance(arguments, dict) else "")
-
-
-def calls_of(heard: Heard) -> str:
-    """Spell tool calls as Hermes and Qwen do, the commonest spelling of local models."""
-    calls, heard.calls = heard.calls, {}
-    return "".join(
-        f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {arguments or "{}"}}}\n'
-        "</tool_call>\n"
-        for name, arguments in calls.values()
-    )
 
 
 def models(look: Look, owner: str = "") -> tuple[Served, ...]:

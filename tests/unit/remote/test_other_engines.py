@@ -366,36 +366,6 @@ def test_speculation_is_switched_where_a_request_can() -> None:
             assert not engine.kind.switches
 
 
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if "tools" in script(name)])
-def test_a_recorded_call_of_a_tool_is_read(name: str) -> None:
-    told = script(name)
-    told["stream"] = dict.fromkeys(told["stream"], told["tools"])
-    with running(told) as server, opened(server) as engine:
-        assert '{"name": "look", "arguments": {"at":' in generated(engine).text
-
-
-def test_calls_of_tools_are_shown_as_a_model_writes_them() -> None:
-    calls = [{"index": 0, "id": "a", "function": {"name": "look", "arguments": '{"at":'}},
-             {"index": 0, "function": {"arguments": ' "sea"}'}}]  # fmt: skip
-    chunks: list[dict[str, Any]] = [
-        {"choices": [{"delta": {"tool_calls": [one]}}]} for one in calls
-    ]
-    chunks.append({"choices": [{"delta": {}, "finish_reason": "tool_calls"}]})
-    text = "".join(f"data: {json.dumps(one)}\n\n" for one in chunks)
-    told = script("openai")
-    told["stream"] = {"/v1/chat/completions": text}
-    with running(told) as server, opened(server) as engine:
-        assert generated(engine).text == (
-            '<tool_call>\n{"name": "look", "arguments": {"at": "sea"}}\n</tool_call>\n'
-        )
-    told = script("ollama-0.33.0")
-    call = {"function": {"name": "look", "arguments": {"at": "sea"}}}
-    lines = [{"message": {"tool_calls": [call]}, "done": False}, {"message": {}, "done": True}]
-    told["stream"]["/api/chat"] = "".join(json.dumps(one) + "\n" for one in lines)
-    with running(told) as server, opened(server) as engine:
-        assert '{"name": "look", "arguments": {"at": "sea"}}' in generated(engine).text
-
-
 # ---- acceptance by counters
 
 
