@@ -24,7 +24,7 @@ from specllama.interface import EngineInfo, Message, Prompt
 from specllama.remote.address import KEY_HINT, Address, Look, checked, code_of, error_of, events_of
 from specllama.remote.board import Board, ServerWatch
 from specllama.remote.foreign import ForeignEngine
-from specllama.remote.kinds import engines, openai
+from specllama.remote.kinds import engines
 from specllama.remote.kinds.kind import Found, Kind
 from specllama.settings.params import GenerateParams
 from specllama.store.codec import params_to_dict
@@ -40,14 +40,14 @@ KINDS: dict[str, Kind] = {
         engines.SPECLLAMA,
         engines.LLAMA_SERVER,
         engines.SGLANG,
-        openai.LMSTUDIO,
+        engines.LMSTUDIO,
         engines.VLLM,
-        openai.TRTLLM,
-        openai.TGI,
+        engines.TRTLLM,
+        engines.TGI,
         engines.OLLAMA,
-        openai.MLX_LM,
-        openai.TRANSFORMERS,
-        openai.OPENAI,
+        engines.MLX_LM,
+        engines.TRANSFORMERS,
+        engines.OPENAI,
     )
 }
 """In the order in which they are recognised: some answer as others do. SGLang has Ollama's paths,
