@@ -407,7 +407,8 @@ class ReadingRoom:
             self.close()
             reader = None
         room = reader.room if reader is not None else self._make(past + len(tokens))
-        if reader is None or not self._holds(reader, lane):
+        known = reader is not None and reader.of is lane and len(reader.lane.tokens) == past
+        if reader is None or not known or lane.tokens.kept(reader.mark) != past:
             if reader is not None:
                 reader.lane.close()
             state = self._of.cache.state(lane.sequence) if past else b""
@@ -423,11 +424,6 @@ class ReadingRoom:
         n_ctx = min(4 * n, of.shape.n_ctx)
         shape = replace(of.shape, n_ctx=n_ctx, lanes=2, max_leaves=1)
         return CellPool(of.cache.beside(shape), shape, of.n_vocab, of.kernels, in_order=True)
-
-    @staticmethod
-    def _holds(reader: _PromptReader, lane: CellLane) -> bool:
-        n = len(lane.tokens)
-        return reader.of is lane and len(reader.lane.tokens) == n == lane.tokens.kept(reader.mark)
 
     def taken(self, lane: CellLane) -> None:
         """Remember that the lane took the text read for it last."""

@@ -367,16 +367,12 @@ class Conversation:
             parts = [(tokens[:-1], "none"), (tokens[-1:], "last")]
         for tokens, outputs in parts:
             out: Pass = yield Pass(self._target, tokens, outputs)
-            if out.shared is not None:
-                self._read_among_others(done)
+            info = self._loaded.info
+            if out.shared is not None and (info.exact_rows < 2 or info.widths):
+                self._slot.mark_inexact_from(done)  # it is read in other passes than alone
         rows = out.rows.copy()  # another conversation's pass may come before it is drawn from
         yield from self._drafter.read_prompt(self._tokens, end)
         return end, rows
-
-    def _read_among_others(self, at: int) -> None:
-        """Note that the text from ``at`` on was read in other passes than it would be alone."""
-        if self._loaded.info.exact_rows < 2 or self._loaded.info.widths:
-            self._slot.mark_inexact_from(at)
 
     def _make_room(self) -> EventSteps[bool]:
         """Keep the head of the prompt and the newer half of the rest, and read them again. Return

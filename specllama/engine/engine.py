@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -332,17 +332,14 @@ class Engine:
             seconds = perf_counter() - ahead.begun
             if another or (stable is None and self._seats.in_vain(read, seconds, n)):
                 ahead.cancel.set()
-        self._require_tokens(params.sampling.logit_bias)
+        n = self.vocab.n_tokens
+        if any(not 0 <= (bad := id) < n for id in params.sampling.logit_bias):
+            raise UsageError(f"logit_bias: token {bad} is outside the vocabulary of {n}")
         seed = params.seed if params.seed is not None else secrets.randbelow(SEED_DRAWN)
         position = prepared.position
         chain = loaded.chains.chain(params, seed, prepared.ids, position, prepared.limit)
         clock.tokenized = perf_counter()
         return Ready(params, seed, prepared, chain, clock, stable)
-
-    def _require_tokens(self, ids: Iterable[int]) -> None:
-        n = self.vocab.n_tokens
-        if (bad := next((id for id in ids if not 0 <= id < n), None)) is not None:
-            raise UsageError(f"logit_bias: token {bad} is outside the vocabulary of {n}")
 
     def begin(self, ready: Ready, *, cancel: Cancel | None = None) -> int:
         """Begin a prepared request as ``submit`` does.

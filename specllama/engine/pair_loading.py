@@ -36,19 +36,12 @@ from specllama.store.sessions import is_stored
 from specllama.store.states import States
 from specllama.store.texts import read_texts
 
-ConstraintMaker = Callable[[GenerateParams], Constraint | None]
-
 
 class SamplerChains:
-    """A maker of chains; tables that depend on the vocabulary alone are made once.
+    """A maker of chains; tables that depend on the vocabulary alone are made once."""
 
-    Args:
-        make_constraint: of a request that has one; None: by llguidance.
-    """
-
-    def __init__(self, vocab: Vocab, make_constraint: ConstraintMaker | None = None) -> None:
+    def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
-        self._make_constraint = make_constraint or self._guide
         self._guides: Guides | None = None
         self._making = threading.Lock()
         self._eog_bias: dict[int, float] | None = None
@@ -73,7 +66,7 @@ class SamplerChains:
         if sampling.dry_multiplier > 0:
             breakers = frozenset().union(*map(self._breaking, sampling.dry_sequence_breakers))
         if params.constrained:
-            constraint = self._make_constraint(params)
+            constraint = self._guide(params)
         return SamplerChain(
             sampling,
             seed=seed,

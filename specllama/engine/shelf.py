@@ -221,11 +221,6 @@ class Shelf:
         before, self._told = self._told, self._trouble
         return "" if before == self._told else self._told
 
-    def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until all is written."""
-        with self._change:
-            return self._change.wait_for(lambda: not self._waiting, timeout_s)
-
     def close(self) -> None:
         """Write the waiting texts, and nothing more."""
         with self._change:

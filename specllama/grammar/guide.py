@@ -135,7 +135,8 @@ class Guides:
             for piece, end in zip(pieces, self.ends.tolist(), strict=True)
         ]
         # a token of its own that ends texts: whether a text may end is asked of the matcher
-        words: Any = _Words([*tokens, b"", *map(_byte, range(256))], self.n_tokens)
+        single = [bytes((value,)) for value in range(255)]  # a byte fits if its token does
+        words: Any = _Words([*tokens, b"", *single, b""], self.n_tokens)
         self._tokenizer = self._library.LLTokenizer(words, eos_token=[self.n_tokens])
 
     def guide(self, source: Source) -> Guide:
@@ -359,12 +360,6 @@ def _between(before: _Place, place: _Place) -> list[int] | None:
         tokens.append(here.token)
         here = here.before
     return tokens[::-1] if here is before else None
-
-
-def _byte(value: int) -> bytes:
-    """Return a token of its own for each byte, which no reply holds: it shows if the byte fits."""
-    one = bytes((value,))
-    return b"" if one == _NO_TEXT else one
 
 
 class _Words:

@@ -86,7 +86,7 @@ def test_it_is_recognised_and_asked_as_other_engines_are(server: Serving) -> Non
     with open_remote(server.url) as engine:
         assert isinstance(engine, RemoteEngine)
         assert engine.kind.name == "specllama"
-        assert engine.switches
+        assert engine.kind.switches
         before = engine.counters()
         on, off = (engine.ask(TURNS, PARAMS, speculation=on, stream=on) for on in (True, False))
         after = engine.counters()

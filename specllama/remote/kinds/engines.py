@@ -1,17 +1,27 @@
-"""The engines with figures of their own: vLLM, SGLang, llama-server, our own server, Ollama.
+"""The engines, each with a row; most share OpenAI's dialect.
 
 vLLM           reports acceptance per reply with ``--per-request-spec-decode-metrics``, else by its
                counters
 SGLang         reports it in ``sglext``, where what was drafted is a bound, not a count
 llama-server   reports it in ``timings``, as our own server does when other clients ask it; runs
                alone or as a router. With our own, ``remote_engine`` speaks our own language
+LM Studio      reports it where it is asked at ``/api/v0``
 Ollama         lines of JSON; it drafts by the model's file and does not report it
+mlx-lm         takes the draft's length in a request; it reports no drafting
+transformers   ``transformers serve`` takes sampling as a text of JSON, and prompt lookup in the
+               request
+TensorRT-LLM   reports nothing of one reply, and reading its ``/metrics`` empties it
+TGI            is archived: it is recognised, and good for a chat
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from specllama.remote.address import Look
 from specllama.remote.answers import (
@@ -26,9 +36,146 @@ from specllama.remote.answers import (
     text,
     whole,
 )
-from specllama.remote.kinds import openai
 from specllama.remote.kinds.kind import Found, Heard, Kind, Question, Served, same
-from specllama.settings.params import EFFORTS
+from specllama.settings.params import EFFORTS, template_arguments
+
+FIELDS = same("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias")
+MORE_FIELDS = {
+    **FIELDS,
+    **same("top_k", "min_p", "ignore_eos", repeat_penalty="repetition_penalty"),
+}
+CONTINUES: dict[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
+SEEDS = 2**31  # engines take no larger ones alike
+LOOKUP = 4  # tokens that prompt lookup drafts, where a caller turns it on
+_LONGEST = 32768  # tokens
+_VERSION = re.compile(r"(\d+\.\d+\.\d+)-\d+\.\d+")  # of mlx-lm, then of mlx
+_IN_CONFIG = ("top_k", "min_p", "typical_p", "repetition_penalty")  # of transformers
+_REFUSED = ("stream_options", "logprobs", "top_logprobs")
+
+
+def body(kind: Kind, asked: Question) -> Json:
+    """Build a request, with the fields that an engine's row names."""
+    params = asked.params
+    out: Json = {"stream": asked.stream, **kind.settings(params), **kind.always}
+    if asked.model:
+        out["model"] = asked.model
+    if asked.messages is None:
+        out["prompt"] = asked.text
+    else:
+        out["messages"] = asked.messages
+        out |= (kind.continues or {}) if asked.continues else {}
+        if kind.thinks:
+            out |= _thinking(params.think, params.template_args)
+    if asked.stream:
+        out["stream_options"] = {"include_usage": True}
+    most = kind.longest if params.max_tokens is None else params.max_tokens
+    if most is not None:
+        out["max_tokens"] = most
+    if params.seed is not None:
+        out["seed"] = params.seed % SEEDS
+    if params.stop:
+        out["stop"] = list(params.stop)
+    if params.ignore_eos and "ignore_eos" in kind.fields:
+        out["ignore_eos"] = True
+    if params.json_schema is not None:
+        schema = {"name": "reply", "schema": json.loads(params.json_schema), "strict": True}
+        out["response_format"] = {"type": "json_schema", "json_schema": schema}
+    for name, place in kind.constraints.items():
+        if place and (value := getattr(params, name)) is not None:
+            field, _, inner = place.partition(".")
+            out[field] = {inner: value} if inner else value
+    if asked.speculate is False:
+        out |= kind.off
+    if params.chances is not None:
+        if asked.messages is None:
+            out["logprobs"] = params.chances
+        else:
+            out |= {"logprobs": True, "top_logprobs": params.chances}
+    return out
+
+
+def _thinking(think: str, template_args: tuple[str, ...]) -> Json:
+    told = template_arguments(template_args)
+    if think in ("on", "off"):
+        told["enable_thinking"] = think == "on"
+    out: Json = {"chat_template_kwargs": told} if told else {}
+    return {**out, "reasoning_effort": think} if think in EFFORTS else out
+
+
+def read(chunk: Json, heard: Heard) -> tuple[str, str]:
+    """Add one object of an answer, streamed or whole; the new (thought, text)."""
+    usage = of(chunk.get("usage"))
+    if (n := whole(usage.get("completion_tokens"))) is not None:
+        heard.tokens = n
+    if (n := whole(usage.get("prompt_tokens"))) is not None:
+        heard.prompt_n = n
+    if (n := whole(of(usage.get("prompt_tokens_details")).get("cached_tokens"))) is not None:
+        heard.cached_n = n
+    heard.fingerprint = text(chunk.get("system_fingerprint")) or heard.fingerprint
+    thought = said = ""
+    for choice in each(chunk.get("choices"))[:1]:
+        choice = of(choice)
+        new = of(choice.get("delta")) or of(choice.get("message"))
+        thought += text(new.get("reasoning")) or text(new.get("reasoning_content"))
+        said += spoken(new.get("content")) or text(choice.get("text"))
+        heard.logprobs += likely_of(choice.get("logprobs"))
+        if finish := text(choice.get("finish_reason")):
+            heard.finish = finish
+            heard.stop = text(choice.get("stop_reason")) or heard.stop
+    return thought, said
+
+
+def drafted(heard: Heard, told: Json, proposed: str, accepted: str) -> None:
+    """Note what was drafted for a reply, if the report of it holds both counts."""
+    n, kept = whole(told.get(proposed)), whole(told.get(accepted))
+    if n is not None and kept is not None:
+        heard.draft = Drafted(n, kept)
+
+
+def spoken(content: object) -> str:
+    """Return a text, or the texts of its parts."""
+    return text(content) or "".join(text(of(part).get("text")) for part in each(content))
+
+
+def models(look: Look, owner: str = "") -> tuple[Served, ...]:
+    """List the models of ``/v1/models``, without others' adapters; only those of ``owner`` if
+    given."""
+    listed = [of(one) for one in each(look.object("/v1/models").get("data"))]
+    return tuple(
+        Served(text(one.get("id")), whole(one.get("max_model_len")) or 0)
+        for one in listed
+        if text(one.get("id"))
+        and not one.get("parent")
+        and (not owner or one.get("owned_by") == owner)
+    )
+
+
+def counters_of(
+    engine: str, generated: str, running: str, waiting: str
+) -> Callable[[Look], Counters | None]:
+    """Return a reader of the counters of an engine that names them as vLLM does."""
+
+    def counters(look: Look) -> Counters | None:
+        found = MetricsPage(look.text("/metrics") or "", f"{engine}:")
+        spec = f"{engine}:spec_decode_num_"
+        if not found:
+            return None
+        return Counters(
+            drafts=found.total(f"{spec}drafts_total"),
+            drafted=found.total(f"{spec}draft_tokens_total"),
+            accepted=found.total(f"{spec}accepted_tokens_total"),
+            accepted_at=found.by(f"{spec}accepted_tokens_per_pos_total", "position"),
+            generated=found.total(f"{engine}:{generated}"),
+            running=found.total(f"{engine}:{running}"),
+            waiting=found.total(f"{engine}:{waiting}"),
+        )
+
+    return counters
+
+
+alike = partial(Kind, body=body, read=read)
+"""A row for an engine of this dialect."""
+
 
 _FLAGS = ("speculative_algorithm", "speculative_draft_model_path", "speculative_num_steps",
           "speculative_eagle_topk", "speculative_num_draft_tokens", "tp_size", "dp_size",
@@ -36,20 +183,20 @@ _FLAGS = ("speculative_algorithm", "speculative_draft_model_path", "speculative_
 
 
 def _is_vllm(look: Look) -> Found | None:
-    models = openai.models(look, "vllm")
+    served = models(look, "vllm")
     version = text(look.object("/version").get("version"))
-    if not models and not (version and "vllm:" in (look.text("/metrics") or "")):
+    if not served and not (version and "vllm:" in (look.text("/metrics") or "")):
         return None
-    return Found(version, models=models)
+    return Found(version, models=served)
 
 
 def _from_vllm(chunk: Json, heard: Heard) -> tuple[str, str]:
     told = of(of(chunk.get("metrics")).get("speculative_decoding"))
-    heard.draft = drafted(told) or heard.draft
-    return openai.read(chunk, heard)
+    heard.draft = _steps(told) or heard.draft
+    return read(chunk, heard)
 
 
-def drafted(told: Json) -> Drafted | None:
+def _steps(told: Json) -> Drafted | None:
     """Read the drafts in ``metrics.speculative_decoding``."""
     n, kept = whole(told.get("num_draft_tokens")), whole(told.get("num_accepted_draft_tokens"))
     if n is None or kept is None:
@@ -68,19 +215,19 @@ def drafted(told: Json) -> Drafted | None:
     return Drafted(n, kept, per_round=per_round, accepted_at=kept_at, drafted_at=at)
 
 
-VLLM = openai.alike(
+VLLM = alike(
     name="vllm",
     title="vLLM",
     recognise=_is_vllm,
     read=_from_vllm,
-    fields=openai.MORE_FIELDS,
+    fields=MORE_FIELDS,
     constraints={
         "json_schema": "",
         "grammar": "structured_outputs.grammar",
         "regex": "structured_outputs.regex",
     },
-    continues=openai.CONTINUES,
-    counters=openai.counters_of(
+    continues=CONTINUES,
+    counters=counters_of(
         "vllm", "generation_tokens_total", "num_requests_running", "num_requests_waiting"
     ),
     refuses=("min_p", "logit_bias"),
@@ -90,13 +237,13 @@ VLLM = openai.alike(
 
 def _is_sglang(look: Look) -> Found | None:
     info = look.object("/server_info") or look.object("/get_server_info")
-    models = openai.models(look, "sglang") if not info else openai.models(look)
-    if not ("internal_states" in info or models) or (info and not text(info.get("version"))):
+    served = models(look, "sglang") if not info else models(look)
+    if not ("internal_states" in info or served) or (info and not text(info.get("version"))):
         return None
     told = [f"--{name.replace('_', '-')} {info[name]}" for name in _FLAGS
             if info.get(name) not in (None, "", False, 1)]  # fmt: skip
     speculates = bool(info.get("speculative_algorithm")) if info else None
-    return Found(text(info.get("version")), " ".join(told), models, speculates)
+    return Found(text(info.get("version")), " ".join(told), served, speculates)
 
 
 def _from_sglang(chunk: Json, heard: Heard) -> tuple[str, str]:
@@ -107,7 +254,7 @@ def _from_sglang(chunk: Json, heard: Heard) -> tuple[str, str]:
         heard.draft = Drafted(
             n, kept, at_most=True, per_round=number(told.get("spec_accept_length"))
         )
-    return openai.read(chunk, heard)
+    return read(chunk, heard)
 
 
 def _sglang_counters(look: Look) -> Counters | None:
@@ -125,12 +272,12 @@ def _sglang_counters(look: Look) -> Counters | None:
     )
 
 
-SGLANG = openai.alike(
+SGLANG = alike(
     name="sglang",
     title="SGLang",
     recognise=_is_sglang,
     read=_from_sglang,
-    fields=openai.MORE_FIELDS,
+    fields=MORE_FIELDS,
     constraints={"json_schema": "", "grammar": "ebnf", "regex": "regex"},
     always={"return_spec_tokens_details": True},
     continues={"continue_final_message": True},
@@ -141,7 +288,7 @@ SGLANG = openai.alike(
 
 
 _LLAMA_FIELDS = {
-    **openai.MORE_FIELDS,
+    **MORE_FIELDS,
     **same("repeat_penalty", "typical_p", "repeat_last_n", "dry_multiplier", "dry_base"),
     **same("dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
     **same("xtc_probability", "xtc_threshold"),
@@ -152,8 +299,8 @@ def _is_llama_server(look: Look) -> Found | None:
     props = look.object("/props")
     build, router = text(props.get("build_info")), props.get("role") == "router"
     if not build and not router:
-        if models := openai.models(look, "llamacpp"):  # /props may want a key
-            return Found(models=models)
+        if served := models(look, "llamacpp"):  # /props may want a key
+            return Found(models=served)
         return None
     if router:
         listed = [of(one) for one in each(look.object("/models").get("data"))]
@@ -166,12 +313,12 @@ def _is_llama_server(look: Look) -> Found | None:
     told = [f"-c {n_ctx * (slots or 1)}" if n_ctx else "", f"-np {slots}" if slots else "",
             "--metrics" if props.get("endpoint_metrics") else ""]  # fmt: skip
     name = text(props.get("model_alias"))
-    served = (Served(name, n_ctx),) if name else openai.models(look)
+    served = (Served(name, n_ctx),) if name else models(look)
     return Found(build, " ".join(filter(None, told)), served)
 
 
 def _to_llama_server(kind: Kind, asked: Question) -> Json:
-    out = openai.body(kind, asked)
+    out = body(kind, asked)
     if asked.messages is None and asked.params.json_schema is not None:
         del out["response_format"]
         out["json_schema"] = json.loads(asked.params.json_schema)
@@ -182,14 +329,14 @@ def _to_llama_server(kind: Kind, asked: Question) -> Json:
 
 def _from_llama_server(chunk: Json, heard: Heard) -> tuple[str, str]:
     told = of(chunk.get("timings"))
-    openai.drafted(heard, told, "draft_n", "draft_n_accepted")
+    drafted(heard, told, "draft_n", "draft_n_accepted")
     if told:
         heard.cached_n = whole(told.get("cache_n"))
         heard.tokens = whole(told.get("predicted_n"))
-    return openai.read(chunk, heard)
+    return read(chunk, heard)
 
 
-_counters = openai.counters_of(
+_counters = counters_of(
     "llamacpp", "tokens_predicted_total", "requests_processing", "requests_deferred"
 )
 
@@ -256,7 +403,7 @@ def _to_ollama(kind: Kind, asked: Question) -> Json:
     if params.max_tokens is not None:
         options["num_predict"] = params.max_tokens
     if params.seed is not None:
-        options["seed"] = params.seed % openai.SEEDS
+        options["seed"] = params.seed % SEEDS
     if params.stop:
         options["stop"] = list(params.stop)
     if asked.speculate is False:
@@ -277,17 +424,12 @@ def _to_ollama(kind: Kind, asked: Question) -> Json:
 
 def _from_ollama(chunk: Json, heard: Heard) -> tuple[str, str]:
     message = of(chunk.get("message")) or chunk
-    for call in each(message.get("tool_calls")):
-        function = of(of(call).get("function"))
-        arguments = json.dumps(of(function.get("arguments")))
-        heard.calls[len(heard.calls)] = [text(function.get("name")), arguments]
     said = text(message.get("content")) or text(message.get("response"))
     heard.logprobs += likely_of({"content": chunk.get("logprobs")})
     if chunk.get("done") is True:
         heard.finish = text(chunk.get("done_reason")) or "stop"
         heard.tokens = whole(chunk.get("eval_count"))
         heard.prompt_n = whole(chunk.get("prompt_eval_count"))
-        said += openai.calls_of(heard)
     return text(message.get("thinking")), said
 
 
@@ -303,4 +445,126 @@ OLLAMA = Kind(
     continues={},
     switches=True,
     thinks=True,
+)
+
+
+def _is_mlx(look: Look) -> Found | None:
+    """Detect it by Python's own web server; its version comes with the first reply."""
+    if not look.server("/health").startswith("BaseHTTP"):
+        return None
+    if look.object("/health").get("status") != "ok":
+        return None
+    return Found(models=models(look) or (Served("default_model"),))
+
+
+def _version_of_mlx(fingerprint: str) -> str:
+    found = _VERSION.match(fingerprint)
+    return "" if found is None else found[1]
+
+
+def _is_transformers(look: Look) -> Found | None:
+    """Detect it; it does not list a model of its command line, and a request need not name it."""
+    health = look.object("/health").get("status") == "ok" and look.echoes("/health")
+    return Found() if health else None
+
+
+def _to_transformers(kind: Kind, asked: Question) -> Json:
+    out = body(kind, asked)
+    config = {name: out.pop(name) for name in _IN_CONFIG if name in out}
+    for name in _REFUSED:
+        out.pop(name, None)
+    if "temperature" in out:
+        config["do_sample"] = out["temperature"] > 0
+        if not out["temperature"]:
+            del out["temperature"]  # it takes none of 0
+    if asked.speculate:
+        config["prompt_lookup_num_tokens"] = LOOKUP
+    return {**out, "generation_config": json.dumps(config)} if config else out
+
+
+def _is_trtllm(look: Look) -> Found | None:
+    version = text(look.object("/version").get("version"))
+    owned = models(look, "tensorrt_llm")
+    if not owned and (not version or look.text("/prometheus/metrics") is None):
+        return None
+    return Found(version, models=owned or models(look))
+
+
+def _is_tgi(look: Look) -> Found | None:
+    info = look.object("/info")
+    model, version = text(info.get("model_id")), text(info.get("version"))
+    if not model or not version:
+        return None
+    return Found(version, models=(Served(model, whole(info.get("max_total_tokens")) or 0),))
+
+
+def _is_lmstudio(look: Look) -> Found | None:
+    listed = [of(one) for one in each(look.object("/api/v0/models").get("data"))]
+    served = tuple(
+        Served(
+            text(one.get("id")),
+            whole(one.get("loaded_context_length")) or whole(one.get("max_context_length")) or 0,
+            one.get("state") == "loaded",
+        )
+        for one in listed
+        if text(one.get("id")) and one.get("type") in ("llm", "vlm")
+    )
+    return Found(models=served) if listed and "state" in listed[0] else None
+
+
+def _from_lmstudio(chunk: Json, heard: Heard) -> tuple[str, str]:
+    counts = (f"{name}_draft_tokens_count" for name in ("total", "accepted"))
+    drafted(heard, of(chunk.get("stats")), *counts)
+    return read(chunk, heard)
+
+
+LMSTUDIO = alike(
+    name="lmstudio",
+    title="LM Studio",
+    recognise=_is_lmstudio,
+    read=_from_lmstudio,
+    chat="/api/v0/chat/completions",
+    raw="/api/v0/completions",
+    fields={**FIELDS, **same("top_k", "min_p", "repeat_penalty")},
+    continues={},
+)
+MLX_LM = alike(
+    name="mlx-lm",
+    title="mlx-lm",
+    recognise=_is_mlx,
+    fields={
+        **FIELDS,
+        **same("top_k", "min_p", "xtc_probability", "xtc_threshold"),
+        "repeat_penalty": "repetition_penalty",
+    },
+    constraints={},
+    longest=_LONGEST,  # else it ends at 512
+    switches=True,
+    off={"num_draft_tokens": 0},
+    thinks=True,
+    version_of=_version_of_mlx,
+)
+TRANSFORMERS = alike(
+    name="transformers",
+    title="transformers",
+    recognise=_is_transformers,
+    body=_to_transformers,
+    fields={
+        **same("temperature", "top_p", "frequency_penalty", "logit_bias", "top_k", "min_p"),
+        **same("typical_p", repeat_penalty="repetition_penalty"),
+    },
+    constraints={},
+    longest=_LONGEST,
+    switches=True,
+    pieces=True,
+)
+TRTLLM = alike(
+    name="trtllm", title="TensorRT-LLM", recognise=_is_trtllm, fields=MORE_FIELDS, thinks=True
+)
+TGI = alike(name="tgi", title="TGI", recognise=_is_tgi, raw="", fields=FIELDS, constraints={})
+OPENAI = alike(
+    name="openai",
+    title="the server",
+    recognise=lambda look: Found(models=models(look)),
+    fields=FIELDS,
 )

@@ -12,7 +12,7 @@ from specllama.interface import Message
 from specllama.remote.address import Address
 from specllama.remote.answers import Drafted
 from specllama.remote.foreign import ForeignEngine
-from specllama.remote.kinds import engines, openai
+from specllama.remote.kinds import engines
 from specllama.remote.kinds.kind import Found, Heard, Kind, Served
 from specllama.settings.params import GenerateParams, SamplingParams
 
@@ -94,7 +94,7 @@ def test_texts_are_compared_where_nothing_is_drawn() -> None:
 
 
 def test_a_request_that_can_switch_makes_two_arms() -> None:
-    engine = Scripted(answered(), openai.MLX_LM)
+    engine = Scripted(answered(), engines.MLX_LM)
     arms = [RemoteArm(engine, GenerateParams(), speculation=way) for way in (False, True)]
     assert [arm.name for arm in arms] == ["mlx-lm plain", "mlx-lm drafting"]
     for arm in arms:
