@@ -149,9 +149,9 @@ class PagedApp(ThemedApp):
         if self._tells_no_rounds():
             return
         others = [r for _, r in sorted(chat.records.items(), reverse=True) if r.rounds]
-        first = [chat.live_record if record is None else record if record.rounds else None]
-        found = next(filter(None, [*first, *others]), Record("nothing generated yet"))
-        self.open(InspectorScreen(found, others, follow=found.live))
+        first = chat.live_record if record is None else record if record.rounds else None
+        found = next(filter(None, [first, *others]), Record("nothing generated yet"))
+        self.open(InspectorScreen(found, follow=found.live))
 
     def _tells_no_rounds(self) -> bool:
         """True if another engine writes here, which reports no rounds; show that then."""
@@ -182,7 +182,6 @@ class PagedApp(ThemedApp):
             chat.loader.info if chat.loader.ready else None,
             session.params,
             None if asked is None else [*head, *session.messages[: asked + 1]],
-            log=session.logs_rounds,
             tab=tab,
             busy=lambda: chat.busy,
         )

@@ -305,19 +305,13 @@ def ask_all(
     runs: Iterable[Run],
     cancel: Cancel,
     moved: Callable[[Run], object] = lambda run: None,
-    *,
-    log: bool = False,
 ) -> None:
-    """Run answers one after the other; ``log`` keeps their rounds."""
+    """Run answers one after the other."""
     empty = GenerateParams(max_tokens=1, speculate=False, proposer="none", seed=1)
     for run in takewhile(lambda run: not cancel.is_set(), runs):
         for _ in engine.generate(".", empty, cancel=cancel):
             pass  # nothing of the prompt is left in the cache
-        logged = Logged(engine, command="race")
-        try:
-            ask(logged if log else engine, run, cancel=cancel, moved=moved)
-        finally:
-            logged.close()
+        ask(engine, run, cancel=cancel, moved=moved)
         if cancel.is_set():
             return
 
