@@ -29,14 +29,12 @@ from specllama.tui.widgets.sidebar import Sidebar
 
 if TYPE_CHECKING:
     from specllama.tui.screens.settings_screen import SheetValues
-    from specllama.tui.screens.top_screen import LaneWatch
 
 
 class PagedApp(ThemedApp):
     """An app with a chat and the pages that are opened from it; ``show_NAME`` opens one."""
 
     options: EngineOptions
-    lanes: LaneWatch | None = None
     _chat: ChatScreen | None = None
 
     @property
@@ -156,7 +154,7 @@ class PagedApp(ThemedApp):
     def _tells_no_rounds(self) -> bool:
         """True if another engine writes here, which reports no rounds; show that then."""
         if (loader := self.chat.loader).foreign and loader.info is not None:
-            words = f"{loader.info.device} does not tell its rounds: F6 shows what it counts"
+            words = f"{loader.info.device} does not tell its rounds: specllama top shows its counts"
             self.notify(words, markup=False)
         return loader.foreign
 
@@ -203,22 +201,15 @@ class PagedApp(ThemedApp):
         from specllama.tui.screens.models_screen import ModelsScreen
 
         loader = self.chat.loader
-        if loader.server:  # it was started with its pair
-            self.show_top()
+        if loader.server:
+            words = "The server was started with its pair; in a shell, specllama top shows its work"
+            self.notify(words)
             return
         downloads = self.chat.downloads
         here = loader.info.here if loader.info is not None else ""
         machine, prefs = loader.machine, self.prefs
         screen = ModelsScreen(loader.wanted, self.options, downloads, machine, prefs, here)
         self.open(screen, self.switch_model)
-
-    def show_top(self) -> None:
-        from specllama.tui.screens.top_screen import TopScreen
-
-        if self.lanes is None:
-            self.notify("Lanes are a server's: specllama chat --remote URL shows them")
-        else:
-            self.open(TopScreen(self.lanes))
 
     def show_sessions(self) -> None:
         from specllama.tui.screens.sessions_screen import SessionsScreen
