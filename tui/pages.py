@@ -29,14 +29,12 @@ from specllama.tui.widgets.sidebar import Sidebar
 
 if TYPE_CHECKING:
     from specllama.tui.screens.settings_screen import SheetValues
-    from specllama.tui.screens.top_screen import LaneWatch
 
 
 class PagedApp(ThemedApp):
     """An app with a chat and the pages that are opened from it; ``show_NAME`` opens one."""
 
     options: EngineOptions
-    lanes: LaneWatch | None = None
     _chat: ChatScreen | None = None
 
     @property
@@ -149,14 +147,14 @@ class PagedApp(ThemedApp):
         if self._tells_no_rounds():
             return
         others = [r for _, r in sorted(chat.records.items(), reverse=True) if r.rounds]
-        first = [chat.live_record if record is None else record if record.rounds else None]
-        found = next(filter(None, [*first, *others]), Record("nothing generated yet"))
-        self.open(InspectorScreen(found, others, follow=found.live))
+        first = chat.live_record if record is None else record if record.rounds else None
+        found = next(filter(None, [first, *others]), Record("nothing generated yet"))
+        self.open(InspectorScreen(found, follow=found.live))
 
     def _tells_no_rounds(self) -> bool:
         """True if another engine writes here, which reports no rounds; show that then."""
         if (loader := self.chat.loader).foreign and loader.info is not None:
-            words = f"{loader.info.device} does not tell its rounds: F6 shows what it counts"
+            words = f"{loader.info.device} does not tell its rounds: specllama top shows its counts"
             self.notify(words, markup=False)
         return loader.foreign
 
@@ -182,7 +180,6 @@ class PagedApp(ThemedApp):
             chat.loader.info if chat.loader.ready else None,
             session.params,
             None if asked is None else [*head, *session.messages[: asked + 1]],
-            log=session.logs_rounds,
             tab=tab,
             busy=lambda: chat.busy,
         )
@@ -204,22 +201,15 @@ class PagedApp(ThemedApp):
         from specllama.tui.screens.models_screen import ModelsScreen
 
         loader = self.chat.loader
-        if loader.server:  # it was started with its pair
-            self.show_top()
+        if loader.server:
+            words = "The server was started with its pair; in a shell, specllama top shows its work"
+            self.notify(words)
             return
         downloads = self.chat.downloads
         here = loader.info.here if loader.info is not None else ""
         machine, prefs = loader.machine, self.prefs
         screen = ModelsScreen(loader.wanted, self.options, downloads, machine, prefs, here)
         self.open(screen, self.switch_model)
-
-    def show_top(self) -> None:
-        from specllama.tui.screens.top_screen import TopScreen
-
-        if self.lanes is None:
-            self.notify("Lanes are a server's: specllama chat --remote URL shows them")
-        else:
-            self.open(TopScreen(self.lanes))
 
     def show_sessions(self) -> None:
         from specllama.tui.screens.sessions_screen import SessionsScreen

@@ -42,16 +42,10 @@ class RaceEnded(Message):
 
 
 class Racing:
-    """The thread of the races, and its reports to the screen.
+    """The thread of the races, and its reports to the screen."""
 
-    Args:
-        log: keep the rounds, so that the track record of each method counts them.
-    """
-
-    def __init__(
-        self, engine: EngineLike, post: Callable[[Message], object], *, log: bool = True
-    ) -> None:
-        self._engine, self._post, self.log = engine, post, log
+    def __init__(self, engine: EngineLike, post: Callable[[Message], object]) -> None:
+        self._engine, self._post = engine, post
         self._cancel = Cancel()
         self.thread: threading.Thread | None = None
 
@@ -72,9 +66,7 @@ class Racing:
     def _all(self, runs: Iterable[Run], cancel: Cancel) -> None:
         error: SpecllamaError | None = None
         try:
-            ask_all(
-                self._engine, runs, cancel, lambda run: self._post(RaceMoved(run)), log=self.log
-            )
+            ask_all(self._engine, runs, cancel, lambda run: self._post(RaceMoved(run)))
         except SpecllamaError as caught:
             error = caught
         except Exception as caught:

@@ -27,7 +27,6 @@ from specllama.cli.options import (
     say_settings,
     seed_option,
     server_address,
-    server_option,
     settings_options,
     temperatures_option,
 )
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from specllama.bench.report import Comparison
     from specllama.engine.engine import Engine
     from specllama.engine.profiles import Profile
-    from specllama.remote.foreign import ForeignEngine
     from specllama.settings.params import GenerateParams
 
     Start = dict[str, Callable[[], Profile] | None]
@@ -65,7 +63,6 @@ Examples:
   specllama bench run --against http://127.0.0.1:8000   beside a running vLLM, llama-server, ...
   specllama bench run --proposer draft --proposer tree     methods side by side
   specllama bench run --out report                      report.json and report.md
-  specllama bench run --server http://127.0.0.1:8484    over a running specllama serve
 """
 
 
@@ -132,7 +129,6 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "prompts",
     "repeatable.",
 )
 @settings_options(only=(*LOADING, "verify", "window", "draft-max"))
-@server_option
 @click.option("--out", type=click.Path(path_type=Path), help="Write OUT.json and OUT.md.")
 @json_option
 def run(
@@ -149,7 +145,6 @@ def run(
     urls: tuple[str, ...],
     out: Path | None,
     as_json: bool,
-    server: str | None,
     **flags: Any,
 ) -> None:
     """Time plain decoding, speculation and peers.
@@ -173,7 +168,6 @@ def run(
     template; its time to the first token is that of a prompt that it may have in its cache. Where
     a request can switch its drafting, it has two arms. Its texts are compared at temperature 0.
 
-    With --server the arms run there: each method has one arm, and the server goes on learning.
     """
     from specllama.bench.experiment import tasks_of
     from specllama.bench.report import Comparison, provenance
@@ -187,8 +181,7 @@ def run(
         raise UsageError(f"cannot write to {out.parent}: {why}", "name another place with --out")
     say_settings(settings)
     with contextlib.ExitStack() as stack:
-        ours = None if server is None else server_address(server, "specllama")
-        engine = stack.enter_context(loading.opened(settings, ours, quiet=as_json, measured=True))
+        engine = stack.enter_context(loading.open_engine(settings, quiet=as_json, measured=True))
         start, facts = _start(engine, base.window)
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specllama-bench-")))
         tasks = tasks_of(chosen, temperatures, max_tokens, seed, ignore_eos=ignore_eos)
@@ -205,7 +198,7 @@ def run(
 
 
 def _arms(
-    engine: Engine | ForeignEngine,
+    engine: Engine,
     base: GenerateParams,
     proposers: Sequence[str],
     lengths: Sequence[int],
@@ -266,12 +259,11 @@ def scale(
 
 
 def _remote(
-    urls: Sequence[str], engine: Engine | ForeignEngine, base: GenerateParams, *, ignore_eos: bool
+    urls: Sequence[str], engine: Engine, base: GenerateParams, *, ignore_eos: bool
 ) -> list[RemoteArm]:
     from specllama.bench.load import remote_arms
-    from specllama.engine.engine import Engine
 
-    count = engine.count_tokens if isinstance(engine, Engine) else None
+    count = engine.count_tokens
     params = base.on_card(engine.info.target.card)  # servers know no card
     return [
         arm
@@ -280,13 +272,12 @@ def _remote(
     ]
 
 
-def _start(engine: Engine | ForeignEngine, window: str) -> tuple[Start, dict[str, object]]:
+def _start(engine: Engine, window: str) -> tuple[Start, dict[str, object]]:
     """Return the state that the arms of a method start from, empty or the pair's profile, and its
     description for a report."""
-    from specllama.engine.engine import Engine
     from specllama.engine.profiles import Profile
 
-    if not isinstance(engine, Engine) or window != "auto":
+    if window != "auto":
         return {"": None}, {}
     known = engine.windows.profile
     start: Start = {"cold": lambda: Profile(key=known.key)}

@@ -84,7 +84,7 @@ def command(
     """
     from specllama.backend.cores import crowded
     from specllama.bench.prompts import half, load_prompts
-    from specllama.bench.report import COLUMNS, provenance
+    from specllama.bench.report import provenance
     from specllama.bench.tuning import tune
     from specllama.errors import UsageError
     from specllama.paths import barred, profiles_dir
@@ -134,10 +134,7 @@ def command(
     if as_json:
         output.json_line({**result.to_dict(), "provenance": facts, "profile": where and str(where)})
         return
-    for line in describe(result):
-        output.line(line)
-    columns = [Column(name, COLUMNS[name], right=i > 1) for i, name in enumerate(SHOWN)]
-    show_table(result.check.summaries(), columns)
+    _show(result)
     output.line(f"weights: {info.target.layout}")
     if where is not None:
         output.line(f"profile kept: {where}")
@@ -168,8 +165,9 @@ def _kept(engine: Engine, save: bool) -> Iterator[None]:
         raise
 
 
-def describe(result: Tuning) -> list[str]:
-    """Return the advice and the costs of a tuning as lines."""
+def _show(result: Tuning) -> None:
+    """Show the advice, the costs, and the speed of replies."""
+    from specllama.bench.report import COLUMNS
     from specllama.cli.charts import bar
     from specllama.rates import Remedy
     from specllama.verdict import remedy_words
@@ -184,4 +182,7 @@ def describe(result: Tuning) -> list[str]:
     if costs.draft:
         step = costs.draft_step or 0.0
         lines += ["", f"draft model: {costs.draft[1]:.2f} ms a step, {step:.3f} of a plain step"]
-    return [*lines, ""]
+    for line in (*lines, ""):
+        output.line(line)
+    columns = [Column(name, COLUMNS[name], right=i > 1) for i, name in enumerate(SHOWN)]
+    show_table(result.check.summaries(), columns)

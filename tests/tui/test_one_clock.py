@@ -4,7 +4,6 @@
 import json
 import random
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,10 +16,9 @@ from specllama.cli.printer import Printer
 from specllama.events import Event, Finished, RoundDone, Started
 from specllama.figures import Figures
 from specllama.settings.params import GenerateParams
-from specllama.store.rounds import RoundLog
+from specllama.store.rounds import RoundLog, list_runs, read_run
 from specllama.tui.record import LAG, Record
 from specllama.tui.screens import export_screen as exports
-from specllama.tui.screens.inspector_screen import read_log
 from specllama.tui.themes import DARK, UNICODE, ink_for
 from specllama.tui.widgets import walk
 from specllama.tui.widgets.panel import Drawing
@@ -96,6 +94,14 @@ def agree(place: str, text: str, want: Shown, expected: dict[str, str]) -> None:
 TIME = r"([\d.]+) (ms|s)"
 
 
+def logged() -> Record:
+    """All turns of the last run as one record."""
+    record = Record("logged")
+    for turn in read_run(list_runs()[0]).turns:
+        record.take(turn)
+    return record
+
+
 def panel(record: Record, at: int = -1) -> str:
     sections = Drawing(UNICODE, INK, 60).all(record, StripState(), None, 0, False, at)
     return "\n".join(line.plain for one in sections for line in one.draw(INK, 60))
@@ -168,7 +174,7 @@ def test_a_reply_has_one_set_of_figures(seed: int, cli: Any, capsysbinary: Any) 
     stored = Record("stored")
     stored.restore(json.loads(json.dumps({k: v for k, v in finish.items() if k not in unstored})))
     check_screens("stored", stored, want)
-    check_screens("inspector", read_log(Path(cli("log", "path", "last").out.strip())), want)
+    check_screens("inspector", logged(), want)
 
     agree("log show", cli("log", "show").out, want, speed | {"first": r"first token ([\d.]+) ms"})
     agree("log stats", cli("log", "stats").out, want, speed | {"decode_s": r", ([\d.]+) s,"})
@@ -222,7 +228,7 @@ def test_the_figures_of_a_log_of_several_replies_are_those_of_the_one_shown(cli:
         for event in events:
             log.write(event)
     log.close()
-    record = read_log(Path(cli("log", "path", "last").out.strip()))
+    record = logged()
     at = 0
     for events in replies:
         want = wanted(events[-1].to_dict())

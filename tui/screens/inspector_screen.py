@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import ClassVar
 
 from textual import on
@@ -13,11 +12,9 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.timer import Timer
-from textual.widgets import OptionList, Static
+from textual.widgets import Static
 
-from specllama.errors import SpecllamaError
 from specllama.events import RoundDone
-from specllama.text import sanitize_line
 from specllama.tui.messages import RecordGrew
 from specllama.tui.record import Record, glyph_run
 from specllama.tui.screens.page import Page
@@ -94,8 +91,8 @@ class InspectorScreen(Page):
     TITLE = "Round inspector"
     HELP = """
     Right and Left step through the stages of a round: what was drafted, what the target said in
-    its one pass, what was committed. N and P go to the next and previous round, Space plays, O
-    opens another reply or a logged run.
+    its one pass, what was committed. N and P go to the next and previous round, Space plays.
+    Another reply: Tab to it in the chat, then I.
 
     Each row at the left is a round: as long as it took, with the tokens that it wrote; green won
     time against plain decoding, amber and shaded lost some.
@@ -122,21 +119,13 @@ class InspectorScreen(Page):
         Binding(
             "t", "app.ask('record_likeliest')", "Top three", show=False, id="inspector.likeliest"
         ),
-        Binding("o", "open", "Open", id="inspector.open"),
         Binding("ctrl+s", "app.show('export')", "Save", id="app.export"),
     ]
 
-    def __init__(
-        self,
-        record: Record,
-        others: Sequence[Record] = (),
-        *,
-        follow: bool = False,
-    ) -> None:
+    def __init__(self, record: Record, *, follow: bool = False) -> None:
         super().__init__()
         self.following = follow
         self._take(record)
-        self.others = list(others)
         self.stage = 0
         self._timer: Timer | None = None
 
@@ -268,7 +257,7 @@ class InspectorScreen(Page):
         text = self.query_one("#walk-text", Static)
         if not self.record.rounds:
             self.query_one("#walk-head", Static).update("No rounds here yet.")
-            text.update("Send a message, or press O to open a logged run.")
+            text.update("Send a message first.")
             return
         done = self.record.rounds[self.at]
         rows = self.query_one("#walk-rows", Static)
@@ -290,74 +279,3 @@ class InspectorScreen(Page):
         if beside:
             height = rows.content_size.height or self.size.height - 4
             rows.update(rounds_rows(self.record.rounds, self.at, ink, ROWS - 2, height))
-
-    # ------------------------------------------------------------------ opening
-
-    def action_open(self) -> None:
-        self._stop()
-        self.app.push_screen(RunPicker(self.others), self._opened)
-
-    def _opened(self, record: Record | None) -> None:
-        if record is not None:
-            self.following = False
-            self._take(record)
-            self._begin()
-
-
-class RunPicker(Page):
-    """Replies of this session, then logged runs, newest first."""
-
-    TITLE = "Open a generation"
-    LOGS = 50
-
-    def __init__(self, records: Sequence[Record]) -> None:
-        super().__init__()
-        self.found: list[Record | Path] = list(records)
-
-    def compose_page(self) -> ComposeResult:
-        yield OptionList(id="runs", markup=False)
-        yield Keys()
-
-    def on_mount(self) -> None:
-        super().on_mount()
-        from specllama.store.rounds import list_runs
-
-        try:
-            self.found += list_runs()[: self.LOGS]
-        except SpecllamaError as error:
-            self.notify(error.message, severity="warning", markup=False)
-        options = self.query_one(OptionList)
-        for one in self.found:
-            words = (
-                f"{one.title}  ({len(one.rounds)} rounds)"
-                if isinstance(one, Record)
-                else f"log  {one.name}"
-            )
-            options.add_option(sanitize_line(words))
-        if self.found:
-            options.highlighted = 0
-        else:
-            self.set_title(self.TITLE or "", "nothing yet: send a message first")
-        options.focus()
-
-    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        chosen = self.found[event.option_index]
-        try:
-            self.dismiss(chosen if isinstance(chosen, Record) else read_log(chosen))
-        except SpecllamaError as error:
-            self.notify(error.message, severity="error", markup=False)
-
-
-def read_log(path: Path) -> Record:
-    """Read all turns of a logged run as one record.
-
-    Raises:
-        StoreError: the file cannot be read.
-    """
-    from specllama.store.rounds import read_run
-
-    run = read_run(path)
-    record = Record(title=run.run)
-    for turn in run.turns:
-        record.take(turn)
-    return record
