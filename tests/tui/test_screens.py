@@ -6,7 +6,7 @@ import pytest
 from app_driver import Driver, GatedEngine, Recipe
 from demo_engine import DemoEngine
 from fakes import Reply, ScriptedEngine, engine_info, model_info
-from textual.widgets import Input, OptionList, TextArea
+from textual.widgets import Input, TextArea
 
 from specllama.errors import DoesNotFit
 from specllama.events import Notice
@@ -14,11 +14,9 @@ from specllama.interface import MethodInfo
 from specllama.models.refs import bundled
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.store.message_tree import StoredMessage
-from specllama.store.rounds import list_runs
 from specllama.tui.keymap import ACTIONS
-from specllama.tui.screens import inspector_screen
 from specllama.tui.screens.help_screen import HelpScreen
-from specllama.tui.screens.inspector_screen import InspectorScreen, RunPicker, read_log
+from specllama.tui.screens.inspector_screen import InspectorScreen
 from specllama.tui.screens.race_screen import RaceScreen
 from specllama.tui.screens.sessions_screen import SessionsScreen
 from specllama.tui.screens.settings_screen import FIELDS, SettingsScreen
@@ -56,18 +54,6 @@ async def test_the_inspector_walks_through_draft_verify_commit(start: Any) -> No
         assert screen.at == 0
         assert "plain step" in d.shown
         await d.press("escape", until=lambda: d.app.screen is d.app.chat)
-
-
-async def test_the_inspector_plays_and_stops_at_the_end(
-    start: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inspector_screen, "STAGE_S", 0.01)
-    async with start("One two three four.") as d:
-        await d.say("q")
-        screen = await opened(d, "f3", InspectorScreen)
-        await d.pilot.press("plus", "space")
-        last = len(screen.record.rounds) - 1
-        await d.until(lambda: (screen.at, screen.stage) == (last, 2) and not screen.playing)
 
 
 async def test_the_inspector_draws_trees(start: Any) -> None:
@@ -149,18 +135,6 @@ async def test_the_likeliest_are_recorded_on_request(start: Any) -> None:
         await d.say("again")
         assert d.engine.requests[-1].params.chances == 3
         await d.press("f3", "t", until=lambda: d.app.session.params.chances is None)
-
-
-async def test_logged_runs_can_be_opened(start: Any) -> None:
-    async with start("One two three four.") as d:
-        await d.say("q")
-        d.app.session.close()
-        (run,) = list_runs()
-        assert len(read_log(run).rounds) == len(list(d.app.chat.records.values())[-1].rounds)
-        await opened(d, "f3", InspectorScreen)
-        assert (await opened(d, "o", RunPicker)).query_one(OptionList).option_count == 2
-        await d.press("down", "enter", until=lambda: isinstance(d.app.screen, InspectorScreen))
-        assert run.stem in d.shown
 
 
 async def test_the_inspector_with_nothing_to_show_says_what_to_do(start: Any) -> None:

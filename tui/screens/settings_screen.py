@@ -20,7 +20,7 @@ from specllama.settings.setting import declared
 from specllama.text import sanitize_line
 from specllama.tui.screens.page import Page
 from specllama.tui.state import VIEWS, Preferences
-from specllama.tui.widgets.inked import Inked, Keys
+from specllama.tui.widgets.inked import Inked
 
 
 class Toggle(Inked, Switch):
@@ -287,7 +287,6 @@ class SettingsScreen(Page, ModalScreen[Any]):
                         continue
                     yield from self._row(field)
         yield Static(id="setting-help", markup=False)
-        yield Keys(show_command_palette=False)
 
     def _row(self, field: Field) -> ComposeResult:
         if field.name == "system":
@@ -337,7 +336,6 @@ class SettingsScreen(Page, ModalScreen[Any]):
         return "the model's card" if field.name in self.card else "default"
 
     def on_mount(self) -> None:
-        super().on_mount()
         self.query_one("#system", TextArea).cursor_blink = False
         self.query_one("#set-temperature").focus(scroll_visible=False)
 

@@ -15,7 +15,6 @@ from textual.widgets import Static
 from specllama.errors import EngineDied, SpecllamaError
 from specllama.remote.board import LEGEND, BoardLine, ServerWatch
 from specllama.tui.screens.page import Page
-from specllama.tui.widgets.inked import Keys
 
 DRAW_S = 0.25
 AGAIN_S = 2.0  # between two attempts to reach a server
@@ -102,10 +101,8 @@ class TopScreen(Page):
         with VerticalScroll(id="lanes"):
             yield Static(id="lanes-table", markup=False)
         yield Static(id="lanes-legend", markup=False)
-        yield Keys()
 
     def on_mount(self) -> None:
-        super().on_mount()
         self.set_interval(DRAW_S, self._draw)
         self._draw()
 
@@ -122,5 +119,4 @@ class TopScreen(Page):
         )
 
     def on_resize(self) -> None:
-        super().on_resize()
         self._draw()
