@@ -45,7 +45,7 @@ class Racing:
     """The thread of the races, and its reports to the screen.
 
     Args:
-        log: keep the rounds, so that the track record of each method counts them.
+        log: keep the rounds in a log.
     """
 
     def __init__(

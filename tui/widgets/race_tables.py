@@ -1,19 +1,11 @@
-"""The race's answer and tables, and the methods: their ideas, their fit, their results here.
-
-A track record is from the round logs of the same two files, device and threads, and of methods
-that were really used: nothing is predicted.
-"""
+"""The race's answer and tables, and the methods: their ideas, their fit, their results here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from statistics import median
 from textwrap import wrap
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from textual import work
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import OptionList
@@ -22,101 +14,12 @@ from textual.widgets.option_list import Option
 from specllama.bench import outcome
 from specllama.bench.experiment import PLAIN, Run
 from specllama.bench.outcome import RaceBoard, Way, ratio_words
-from specllama.errors import SpecllamaError
-from specllama.events import RoundDone
 from specllama.interface import EngineInfo, MethodInfo
-from specllama.rates import Payoff
-from specllama.settings.params import GenerateParams
-from specllama.store.rounds import circumstances, list_runs, read_run
-from specllama.text import number_of, rate, sanitize_line
+from specllama.text import rate, sanitize_line
 from specllama.tui.themes import Ink
 from specllama.tui.widgets.inked import Inked
 from specllama.tui.widgets.stats_strip import duration
-from specllama.verdict import SINGLES, details, judge, passes_of, singles_of, words
-
-NEWEST = 40  # logs that are read
-BYTES = 24 << 20  # and at most this much of them: the screen must not wait for old runs
-
-
-@dataclass(slots=True)
-class Achieved:
-    """The rounds that one method wrote, in replies of conversations and in runs of races."""
-
-    replies: int = 0
-    raced: int = 0
-    passes: list[RoundDone] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class TrackRecord:
-    by_method: Mapping[str, Achieved]
-
-    @property
-    def plain_ms(self) -> list[float]:
-        """The plain steps of this pair, of every reply."""
-        return singles_of(one for achieved in self.by_method.values() for one in achieved.passes)
-
-    def verdict(self, method: str) -> Payoff | None:
-        """Judge a method; return None for plain decoding and for one that was never used."""
-        achieved = self.by_method.get(method)
-        if achieved is None or method == "none":
-            return None
-        known = any(one.plain_ms for one in achieved.passes)
-        return judge(achieved.passes, () if known else self.plain_ms)
-
-    def words(self, method: str) -> str:
-        """Describe a method: "1.24× faster (1.20–1.28) · 2.6 tokens a pass · 61% of guesses kept
-        (12 replies)"; or "" if never measured."""
-        achieved = self.by_method.get(method)
-        verdict = self.verdict(method)
-        if achieved is None:
-            return ""
-        if verdict is not None:
-            told = verdict.drafted or verdict.answer == "off"
-            said = words(verdict, "too few rounds") if told else ""
-        else:
-            steps = self.plain_ms
-            said = f"{1000 / median(steps):.0f} tok/s" if len(steps) >= SINGLES else ""
-        n, raced = achieved.replies, achieved.raced
-        counts = [f"{n} {'reply' if n == 1 else 'replies'}"] if n or not raced else []
-        counts += [number_of(raced, "raced run")] if raced else []
-        return f"{said} ({', '.join(counts)})" if said else ""
-
-
-def track_record(info: EngineInfo, folder: Path | None = None) -> TrackRecord:
-    """Read the newest logs of this pair. A folder or a log that cannot be read counts as none."""
-    found: dict[str, Achieved] = {}
-    budget = BYTES
-    try:
-        paths = list_runs(folder)[:NEWEST]
-    except SpecllamaError:
-        return TrackRecord(found)
-    mine = _pair(circumstances(info, GenerateParams()))
-    for path in paths:
-        try:
-            budget -= path.stat().st_size
-            if budget < 0:
-                break
-            record = read_run(path)
-        except (OSError, SpecllamaError):
-            continue
-        raced = record.header.get("command") == "race"
-        for turn in record.turns if _pair(record.header) == mine else ():
-            if turn.started is not None and turn.rounds:
-                of = found.setdefault(turn.started.proposer, Achieved())
-                of.raced += raced
-                of.replies += not raced
-                of.passes += passes_of(turn.rounds)
-    return TrackRecord(found)
-
-
-def _pair(header: Mapping[str, Any]) -> list[Any]:
-    """Return what a log's figures depend on: both models, the device, the threads."""
-    roles = [header.get(role) for role in ("target", "draft")]
-    models = [model if isinstance(model, dict) else {} for model in roles]
-    named = [m.get(name) for m in models for name in ("name", "quantization", "file_bytes")]
-    return [*named, header.get("device"), header.get("threads")]
-
+from specllama.verdict import details
 
 AUTOMATIC = MethodInfo(
     "auto",
@@ -158,38 +61,25 @@ class MethodList(Inked, OptionList):
 
     HELP = """
     A method proposes tokens; the target decides, so all of them give the same text. What is not
-    available says why. Figures are those of the races of today, else of the round logs of this
-    pair on this machine.
+    available says why. Figures are those of races since the pair was loaded.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select", "Use", id="methods.use")]
 
     def __init__(self, info: EngineInfo | None, current: str, *, id: str | None = None) -> None:
         super().__init__(id=id, markup=False)
-        self.methods, self.info, self.current = choices(info), info, current
+        self.methods, self.current = choices(info), current
         self.raced: Mapping[str, tuple[str, str]] = {}
-        self.record: TrackRecord | None = None
 
     def on_mount(self) -> None:
         for method in self.methods:
             self.add_option(Option(self._row(method), method.name))
         names = [method.name for method in self.methods]
         self.highlighted = names.index(self.current) if self.current in names else None
-        if self.info is not None:
-            self._look_up(self.info)
 
     @property
     def chosen(self) -> MethodInfo | None:
         return None if self.highlighted is None else self.methods[self.highlighted]
-
-    @work(thread=True, exit_on_error=False, group="logs")
-    def _look_up(self, info: EngineInfo) -> None:
-        self.app.call_from_thread(self._looked_up, track_record(info))
-
-    def _looked_up(self, record: TrackRecord) -> None:
-        if self.is_attached:
-            self.record = record
-            self.write_rows()
 
     def on_resize(self) -> None:
         self.write_rows()
@@ -224,14 +114,8 @@ class MethodList(Inked, OptionList):
         return Content.assemble(*parts, "\n")
 
     def _achieved(self, method: str, width: int) -> tuple[str, str]:
-        """Return a separate line, even if empty, so that nothing moves once the logs are read."""
         words, answer = self.raced.get(method, ("", ""))
-        if not words and self.record is None:
-            return "\n", ""
-        if not words and self.record is not None and (logged := self.record.words(method)):
-            verdict = self.record.verdict(method)
-            words, answer = f"here: {logged}", "" if verdict is None else verdict.answer
-        lines = wrap(words or "not measured here yet: R races it", width)
+        lines = wrap(words or "not raced yet: R races it", width)
         return "\n  " + "\n  ".join(lines), self.ink.verdict(answer)
 
 
