@@ -160,11 +160,6 @@ class SpecllamaApp(PagedApp):
         if self.leave_on_signals:  # the process is the app's: what it consists of is not garbage
             gc.freeze()  # looking through it again and again is a tenth of what a reply costs
             gc.enable()
-        if self._server is not None:
-            from specllama.remote.remote_engine import watched
-            from specllama.tui.screens.top_screen import LaneWatch
-
-            self.lanes = LaneWatch(self._server.name, partial(watched, self._server))
         if self.loader.possible:
             self.loader.load()
         else:
@@ -216,8 +211,6 @@ class SpecllamaApp(PagedApp):
         if turn is not None:
             turn.cancel()
         self.downloads.close()
-        if self.lanes is not None:
-            self.lanes.close()
         self.loader.close()
         self.demo.close()  # once nothing maps its files
         if turn is not None:

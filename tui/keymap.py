@@ -54,8 +54,6 @@ ACTIONS: tuple[Action, ...] = (
            "Every method, and which of them this model can use"),
     Action("app.models", "f6", "show('models')", "Models",
            "Choose target and draft model, download others", "models", 0),
-    Action("app.top", "", "show('top')", "Lanes",
-           "What each lane of the server does, and how many rows it got and why", "lanes"),
     Action("app.use_download", "ctrl+l", "use_download", "Use download",
            "Load the pair that was downloaded last"),
     Action("app.reload", "", "reload", "Load again",
@@ -124,7 +122,7 @@ def chat_bindings() -> list[Binding]:
         Binding(
             a.keys, f"listed({a.action!r}, {a.footer})", a.label, show=True, id=a.id, priority=True
         )
-        for a in (*ACTIONS, replace(SLASH["lanes"], keys="f6", footer=0))
+        for a in ACTIONS
         if a.footer is not None
     ]
 

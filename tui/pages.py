@@ -33,7 +33,6 @@ from specllama.tui.widgets.sidebar import Sidebar
 
 if TYPE_CHECKING:
     from specllama.tui.screens.settings_screen import SheetValues
-    from specllama.tui.screens.top_screen import LaneWatch
 
 
 SESSIONS_LISTED = 30  # in the palette
@@ -43,7 +42,6 @@ class PagedApp(ThemedApp):
     """An app with a chat and the pages that are opened from it; ``show_NAME`` opens one."""
 
     options: EngineOptions
-    lanes: LaneWatch | None = None
     _chat: ChatScreen | None = None
 
     @property
@@ -186,7 +184,7 @@ class PagedApp(ThemedApp):
     def _tells_no_rounds(self) -> bool:
         """True if another engine writes here, which reports no rounds; show that then."""
         if (loader := self.chat.loader).foreign and loader.info is not None:
-            words = f"{loader.info.device} does not tell its rounds: F6 shows what it counts"
+            words = f"{loader.info.device} does not tell its rounds: specllama top shows its sums"
             self.notify(words, markup=False)
         return loader.foreign
 
@@ -234,22 +232,14 @@ class PagedApp(ThemedApp):
         from specllama.tui.screens.models_screen import ModelsScreen
 
         loader = self.chat.loader
-        if loader.server:  # it was started with its pair
-            self.show_top()
+        if loader.server:
+            self.notify("The server was started with its pair: specllama top shows its lanes")
             return
         downloads = self.chat.downloads
         here = loader.info.here if loader.info is not None else ""
         machine, prefs = loader.machine, self.prefs
         screen = ModelsScreen(loader.wanted, self.options, downloads, machine, prefs, here)
         self.open(screen, self.switch_model)
-
-    def show_top(self) -> None:
-        from specllama.tui.screens.top_screen import TopScreen
-
-        if self.lanes is None:
-            self.notify("Lanes are a server's: specllama chat --remote URL shows them")
-        else:
-            self.open(TopScreen(self.lanes))
 
     def show_sessions(self) -> None:
         from specllama.tui.screens.sessions_screen import SessionsScreen

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,10 +25,8 @@ from specllama.errors import EngineDied
 from specllama.interface import Message
 from specllama.remote import foreign
 from specllama.remote.address import Address
-from specllama.remote.board import Board
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.tui.screens.settings_screen import SettingsScreen
-from specllama.tui.screens.top_screen import LaneWatch, TopScreen
 from specllama.tui.state import Preferences
 
 PARAMS = GenerateParams(seed=4, max_tokens=40, sampling=SamplingParams(temperature=0.7))
@@ -64,10 +61,6 @@ async def begun(d: Driver) -> None:
             await asyncio.sleep(0.002)
 
 
-def rows(d: Driver) -> list[str]:
-    return [line.rstrip() for line in d.shown.splitlines()]
-
-
 async def test_a_chat_over_a_server(start: Any, server: Serving) -> None:
     async with start(**over(server, size=(120, 30))) as d:
         await d.say("the rain")
@@ -85,8 +78,8 @@ async def test_a_chat_over_a_server(start: Any, server: Serving) -> None:
 async def test_what_a_server_decides_is_not_offered(start: Any, server: Serving) -> None:
     async with start(**over(server)) as d:
         assert "Models" not in d.shown
-        assert "f6 Lanes" in d.shown
-        await d.press("f6", until=lambda: isinstance(d.app.screen, TopScreen))
+        assert "f6" not in d.shown
+        await d.press("f6", until=lambda: said(d, "specllama top shows its lanes"))
         await d.press("f8", until=lambda: isinstance(d.app.screen, SettingsScreen))
         assert not d.app.screen.query("#set-n_ctx")
         assert d.app.screen.query("#set-on_full")
@@ -122,69 +115,16 @@ async def test_an_engine_that_died_is_back_with_the_next_message(start: Any) -> 
         await d.until(lambda: d.app.loader.ready)
 
 
-def happening(stop: threading.Event) -> Iterator[dict[str, Any]]:
-    """A server that dies once it has told this."""
-    yield {"type": "hello", "model": "qwen", "lanes": 2}
-    among = {"lane": 7, "slice": "", "running": 1, "waiting": 3}
-    yield {**among, "type": "started", "proposer": "mixed"}
-    done = {**among, "type": "round_done", "drafted_n": 3, "emitted_n": 2, "t_s": 0.5}
-    yield {**done, "accepted": 1, "window_reason": "3 pay 1.4x", "balance": 2.25}
-    yield {**among, "lane": 8, "type": "started", "proposer": "none"}
-    yield {**among, "lane": 8, "type": "over", "running": 1}
-    stop.wait()
-    raise EngineDied("it left")
-
-
-@pytest.mark.parametrize("size", [(60, 16), (80, 24), (120, 36)])
-async def test_the_lanes(start: Any, size: tuple[int, int]) -> None:
-    stop = threading.Event()
-    async with start(size=size) as d:
-        watch = LaneWatch("box:8484", lambda: (Board(), happening(stop)))
-        # Short replies are over before anybody looks: they are on the page all the same.
-        await d.until(lambda: any("done" in line.text for line in watch.lines(100)))
-        d.app.push_screen(TopScreen(watch))
-        await d.until(lambda: "qwen: 1 of 2 lanes, 3 waiting" in d.shown)
-        [seven] = [line.split() for line in d.shown.splitlines() if "3 pay 1.4x" in line]
-        tokens, balance = ["2", "4.0"] * (size[0] > 72), ["2.2"] * (size[0] > 84)
-        assert seven == ["7", "mixed", *tokens, "33%", "4", *balance, "3", "pay", "1.4x"]
-        assert any(line.endswith("done") for line in rows(d))
-        assert ("A lane writes one reply" in d.shown) == (size[1] >= 24)
-        stop.set()
-        await d.until(lambda: "it left; trying again" in d.shown)
-        await d.press("escape", until=lambda: not isinstance(d.app.screen, TopScreen))
-        watch.close()
-
-
-async def test_lanes_that_ended_before_the_page_was_opened_are_on_it(
-    start: Any, server: Serving
-) -> None:
-    async with start(**over(server)) as d:
-        lanes = d.app.lanes
-        await d.until(lambda: "0 of" in lanes.lines(100)[0].text)  # it is heard
-        await d.say("the rain")
-        await d.press("f6", until=lambda: any(line.endswith("done") for line in rows(d)))
-
-
-async def test_without_a_server_there_are_no_lanes(start: Any) -> None:
-    async with start() as d:
-        assert "Lanes" not in d.shown
-        await d.send("/lanes", until=lambda: said(d, "--remote URL"))
-
-
 @pytest.mark.e2e
 async def test_the_bundled_pair_over_a_server(
     start: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Its text, its lanes on their page, a stop, and the death of the server's engine."""
+    """Its text, a stop, and the death of the server's engine."""
     recipe = LoadEngine("tiny", None, EngineOptions(parallel=2, n_ctx=8192, threads=1))
     params = PARAMS.replace(max_tokens=8000, ignore_eos=True)
     prompt = [Message("user", "Explain what rain is.")]
     with served(tmp_path_factory, recipe) as server:
         async with start(**over(server, params=params, size=(120, 36))) as d:
-            await asyncio.to_thread(server.chat, max_tokens=20)
-            await d.press("f6", until=lambda: "0 of 2 lanes" in d.shown)
-            await d.until(lambda: any(line.endswith("done") for line in rows(d)))
-            await d.pilot.press("escape")
             await d.send(prompt[0].content)
             await begun(d)
             d.app.chat.action_stop()
@@ -229,10 +169,6 @@ async def test_a_chat_over_vllm(start: Any, size: tuple[int, int]) -> None:
             await d.until(lambda: "31 of 36" in d.shown)
             assert " weights" not in d.shown  # nobody here knows its memory
             assert "0 rounds" not in d.shown
-            await d.press("f6", until=lambda: "0 running, 0 waiting" in d.shown)
-            assert "kept 71% (114 of 160)" in d.shown
-            assert "A lane writes one reply" not in d.shown
-            await d.pilot.press("escape")
             for key in ("f3", "f4", "f5"):  # they are made of rounds
                 await d.pilot.press(key)
                 await d.until(lambda: any("does not tell its rounds" in notice.message
@@ -262,8 +198,8 @@ async def test_a_reply_of_another_engine_is_stored_with_its_name(start: Any) -> 
 async def test_every_size(
     name: str, start: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chat, its figures (F12) and the counters (F6): of one that tells all, and of one that
-    tells nothing. After looking: ``pytest tests/tui --snapshot-update``."""
+    """A chat, and its figures (F12): of one that tells all, and of one that tells nothing. After
+    looking: ``pytest tests/tui --snapshot-update``."""
     ticks = itertools.count()
     monkeypatch.setattr(foreign, "perf_counter", lambda: next(ticks) * 0.05)
     monkeypatch.setattr(foreign, "EVERY_S", 3600.0)  # one look
@@ -273,8 +209,7 @@ async def test_every_size(
     with running(name) as server:
         async with start(**beside(server.url, size=SIZES[0])) as d:
             await d.say("What is a draft model?")
-            for place, key, back in (("chat", "", ""), ("figures", "f12", "f12"),
-                                     ("counters", "f6", "escape")):  # fmt: skip
+            for place, key in (("chat", ""), ("figures", "f12")):
                 for width, height in SIZES:
                     await d.pilot.resize_terminal(width, height)
                     if key:
@@ -282,8 +217,8 @@ async def test_every_size(
                     d.app.clear_notifications()
                     page = f"{place}-{width}x{height}"
                     drawn[page] = shown = await settled(d.app, d.pilot, pages.get(page))
-                    if back:
-                        await d.pilot.press(back)
+                    if key:
+                        await d.pilot.press(key)
                     if not draws_anew:
                         assert shown == pages[page]
     if draws_anew:

@@ -296,8 +296,8 @@ class ChatScreen(ActingScreen):
         """True if a key has room in the footer, and something to do."""
         if action != "listed":
             return True
-        idle = "show('models')" if self.loader.server else "show('top')"
-        return parameters[0] != idle and self.app.size.width >= int(str(parameters[1]))
+        idle = self.loader.server and parameters[0] == "show('models')"
+        return not idle and self.app.size.width >= int(str(parameters[1]))
 
     async def action_cycle_view(self) -> None:
         views = list(VIEWS)

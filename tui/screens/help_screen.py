@@ -117,7 +117,7 @@ class HelpScreen(Page):
 
     def _of_chat(self, width: int) -> list[tuple[str, str]]:
         """List nine keys, and a command for everything."""
-        elsewhere = ("models", "demo") if self._server else ("lanes", "demo")  # the welcome has it
+        elsewhere = ["demo", *["models"] * self._server]  # the welcome has the former
         listed = [one for one in ACTIONS if one.slash not in elsewhere]
         keys = [
             (self._changed.get(one.id, one.keys).replace(",", " "), one.help)
