@@ -21,7 +21,6 @@ from typing import ClassVar
 from textual import on, work
 from textual.actions import parse
 from textual.binding import Binding, BindingType
-from textual.command import Provider
 
 from specllama.bench.scaled_pair import WHAT
 from specllama.engine.host import EngineFactory, EngineHost, HostLike, InlineHost, LoadEngine
@@ -37,7 +36,6 @@ from specllama.store.sessions import SessionStore
 from specllama.text import size
 from specllama.tui import advice, clipboard, keymap
 from specllama.tui.bridge import Clock, FlushPace, monotonic
-from specllama.tui.commands import Palette
 from specllama.tui.downloads import Downloads, DownloadTold
 from specllama.tui.loader import EngineLoader, Pair, lasting_pair
 from specllama.tui.messages import (
@@ -61,8 +59,6 @@ class SpecllamaApp(PagedApp):
     TITLE = "specllama"
     leave_on_signals = False
     CSS_PATH = "app.tcss"
-    ENABLE_COMMAND_PALETTE = True
-    COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {Palette}
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (24, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -45,7 +45,7 @@ def copy(text: str, osc52: Callable[[str], None]) -> str:
         osc52(encodable(text))
         return f"Copied {size} through the terminal"
     path = paths.data_dir() / "tui" / "copied.txt"
-    if write_atomically(path, text):
+    if write_atomically(path, encodable(text).encode()):
         return f"Too long for the terminal's clipboard: saved in {path}"
     return "Could not copy: no clipboard, and the disk refused the file"
 

@@ -6,13 +6,15 @@ The keymap names them. A page is imported when it is opened, so that the first f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from textual import on
+from textual.app import SystemCommand
 from textual.screen import Screen
 from textual.widgets import OptionList
 
@@ -20,7 +22,9 @@ from specllama.errors import SpecllamaError
 from specllama.interface import Message
 from specllama.settings.params import EngineOptions, GenerateParams, Repacking
 from specllama.text import sanitize_line
+from specllama.tui.keymap import ACTIONS
 from specllama.tui.loader import Pair
+from specllama.tui.messages import ActionAsked
 from specllama.tui.record import Record
 from specllama.tui.screens.chat_screen import ChatScreen
 from specllama.tui.screens.page import Page
@@ -29,6 +33,8 @@ from specllama.tui.widgets.sidebar import Sidebar
 
 if TYPE_CHECKING:
     from specllama.tui.screens.settings_screen import SheetValues
+
+SESSIONS_LISTED = 30  # in the palette
 
 
 class PagedApp(ThemedApp):
@@ -97,6 +103,29 @@ class PagedApp(ThemedApp):
         self.chat.params_changed()
         await self.chat.show_conversation()
         self.chat.prompt.focus()
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterator[SystemCommand]:
+        """Yield what the palette lists: every action, and every word that may follow it; for words
+        that are typed also methods and conversations."""
+        from specllama.tui.widgets.race_tables import choices
+
+        def asked(action: str) -> Callable[[], object]:
+            return partial(self.post_message, ActionAsked(action))
+
+        for one in ACTIONS:
+            help = f"{one.help} ({one.keys})" if one.keys else one.help
+            yield SystemCommand(one.label, help, asked(one.action))
+            for word in one.words:
+                act = asked(f"{one.action}('{word}')")
+                yield SystemCommand(f"{one.label}: {word}", one.help, act)
+        for method in choices(self.chat.loader.info):
+            if method.available:
+                title = f"Draft with: {sanitize_line(method.label)}"
+                yield SystemCommand(title, "", asked(f"use_method({method.name!r})"), False)
+        with suppress(SpecllamaError):
+            for found in self.chat.store.summaries(limit=SESSIONS_LISTED):
+                title = f"Resume: {sanitize_line(found.title)}"
+                yield SystemCommand(title, "", partial(self.resume_session, found.id), False)
 
     # ------------------------------------------------------------------ pages
 

@@ -7,16 +7,17 @@ the screen shows that once.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from specllama import paths
-from specllama.files import DAMAGE
-from specllama.text import encodable
+from specllama.files import DAMAGE, read_json
+from specllama.store.codec import encode, keep_valid
 
 DEFAULT_THEME = "specllama"
 HISTORY_LIMIT = 500
@@ -28,19 +29,12 @@ VIEWS = {
 }
 
 
-def write_atomically(path: Path, text: str) -> bool:
+def write_atomically(path: Path, data: bytes) -> bool:
     try:
-        paths.replace_file(path, encodable(text).encode())
+        paths.replace_file(path, data)
     except OSError:
         return False
     return True
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text("utf-8", errors="replace")
-    except OSError:
-        return None
 
 
 @dataclass(slots=True)
@@ -84,36 +78,25 @@ class Preferences:
 
     @classmethod
     def load(cls) -> Preferences:
-        text = _read(cls.path())
-        out = cls()
-        if text is None:
-            return out
         try:
-            data = json.loads(text)
+            found = read_json(cls.path(), dict[str, Any]) or {}
+        except OSError:
+            return cls()
         except DAMAGE:
-            data = None
-        if not isinstance(data, dict):
-            out.damaged = True
-            return out
-        for f in dataclasses.fields(cls):
-            value = data.get(f.name) if f.name != "damaged" else None
-            if type(value) is type(getattr(out, f.name)):
-                setattr(out, f.name, value)
-        out.keys = {k: v for k, v in out.keys.items() if isinstance(v, str)}
-        out.favourites = [one for one in out.favourites if isinstance(one, str)]
+            return cls(damaged=True)
+        out: Preferences = keep_valid(cls(), {**found, "damaged": False})
         if out.view not in VIEWS:
             out.view = "text"
         return out
 
     def save(self) -> bool:
         if self.damaged:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 self.path().replace(self._aside())
             self.damaged = False
-        kept = {
-            name: value for name, value in dataclasses.asdict(self).items() if name != "damaged"
-        }
-        return write_atomically(self.path(), json.dumps(kept, indent=2))
+        kept = asdict(self)
+        del kept["damaged"]
+        return write_atomically(self.path(), msgspec.json.format(encode(kept), indent=2))
 
 
 class PromptHistory:
@@ -122,13 +105,10 @@ class PromptHistory:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or paths.data_dir() / "tui" / "history.jsonl"
         self.entries: list[str] = []
-        for line in (_read(self.path) or "").splitlines():
-            try:
-                entry = json.loads(line)
-            except DAMAGE:
-                continue  # a line torn by a crash
-            if isinstance(entry, str) and entry:
-                self.entries.append(entry)
+        with suppress(OSError):
+            for line in self.path.read_bytes().split(b"\n"):
+                with suppress(*DAMAGE):  # a line torn by a crash
+                    self.entries.append(msgspec.json.decode(line, type=str))
         del self.entries[:-HISTORY_LIMIT]
 
     def add(self, entry: str) -> bool:
@@ -138,7 +118,7 @@ class PromptHistory:
             return True
         self.entries.append(entry)
         del self.entries[:-HISTORY_LIMIT]
-        return write_atomically(self.path, "".join(json.dumps(e) + "\n" for e in self.entries))
+        return write_atomically(self.path, b"".join(encode(e) + b"\n" for e in self.entries))
 
 
 @dataclass(slots=True)
@@ -160,16 +140,9 @@ class DraftFile:
 
     def load(self) -> Unsent:
         """Read what the app left before. The messages that waited are now the caller's."""
-        try:
-            data = json.loads(_read(self.path) or "{}")
-            found = [data.get(f.name) for f in dataclasses.fields(Unsent)]
-        except DAMAGE:
-            return Unsent()
-        match found:
-            case [str(text), dict(pastes), waiting]:
-                kept = {k: v for k, v in pastes.items() if isinstance(v, str)}
-                texts = waiting if isinstance(waiting, list) else []
-                return Unsent(text, kept, [one for one in texts if isinstance(one, str)])
+        with suppress(OSError, *DAMAGE):
+            found: Unsent = read_json(self.path, Unsent) or Unsent()
+            return found
         return Unsent()
 
     def save(self, text: str, pastes: dict[str, str]) -> bool:
@@ -188,4 +161,4 @@ class DraftFile:
             except OSError:
                 return False
             return True
-        return write_atomically(self.path, json.dumps(dataclasses.asdict(self._now)))
+        return write_atomically(self.path, encode(self._now))

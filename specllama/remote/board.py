@@ -7,24 +7,22 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from time import monotonic
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from specllama.rates import share
 from specllama.remote.answers import Counters
 from specllama.text import figure, sanitize_line, size
 
-_LANES = """
+LEGEND = """
 A lane writes one reply. "rows" counts the rows of its last pass: the next token and the guesses
 checked with it. "why so many" gives the reason for that count. "balance" is what drafting may still
 lose, in plain steps. Old cells are cleared when new text needs them; an idle text stays in memory
 until its conversation continues; a preempted request waits for cells, then continues.
-"""
-_COUNTERS = """
+
 Another engine tells sums over all of its requests. "of late" is the last 30 seconds. A guess is
 kept where the target writes that very token; vLLM counts those behind the end of a reply, too. "–"
 stands for what it does not tell.
 """
-LEGEND = _LANES + _COUNTERS
 EVERY_S = 1.0
 _RECENT_S = 30.0
 _KEPT = 60  # looks that are remembered
@@ -73,9 +71,7 @@ class BoardLine:
 
 
 class ServerWatch(ABC):
-    """A view of a server, from its events; ``legend`` explains its words."""
-
-    legend: ClassVar[str]
+    """A view of a server, from its events."""
 
     @abstractmethod
     def take(self, event: dict[str, Any]) -> None:
@@ -98,7 +94,6 @@ class ServerWatch(ABC):
 class Board(ServerWatch):
     """A server's state, as its events show it."""
 
-    legend = _LANES
     model: str = ""
     lanes: int = 0
     running: int = 0
@@ -197,7 +192,6 @@ def event_of(name: str, model: str, told: Counters) -> dict[str, Any]:
 class Gauges(ServerWatch):
     """The remembered readings of one server's counters."""
 
-    legend = _COUNTERS
     title: str
     _looks: deque[tuple[float, Counters]] = field(default_factory=lambda: deque(maxlen=_KEPT))
 

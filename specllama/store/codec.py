@@ -101,8 +101,8 @@ def params_from_dict(data: Any) -> GenerateParams:
     """Read parameters leniently: drop unknown keys, wrong types and values out of range."""
     if not isinstance(data, dict):
         return GenerateParams()
-    sampling = _keep_valid(SamplingParams(), data.get("sampling"))
-    params: GenerateParams = _keep_valid(GenerateParams(sampling=sampling), data, skip="sampling")
+    sampling = keep_valid(SamplingParams(), data.get("sampling"))
+    params: GenerateParams = keep_valid(GenerateParams(sampling=sampling), data, skip="sampling")
     return params
 
 
@@ -116,8 +116,8 @@ def changed(before: GenerateParams, after: GenerateParams) -> dict[str, Any]:
 def with_changes(params: GenerateParams, changes: dict[str, Any]) -> GenerateParams:
     """Return the parameters with the valid ones of these changes."""
     sampling = {name: value for name, value in changes.items() if name in _SAMPLING}
-    valid = _keep_valid(params.sampling, {k: v for k, v in sampling.items() if v is not None})
-    params = _keep_valid(params, {k: v for k, v in changes.items() if k not in sampling})
+    valid = keep_valid(params.sampling, {k: v for k, v in sampling.items() if v is not None})
+    params = keep_valid(params, {k: v for k, v in changes.items() if k not in sampling})
     for name, value in sampling.items():
         params = params.choose(name, None if value is None else getattr(valid, name))
     return params
@@ -134,7 +134,8 @@ def _fields(params: GenerateParams) -> dict[str, Any]:
     return fields | {name: None if name in left else value for name, value in sampling.items()}
 
 
-def _keep_valid(base: Any, data: Any, skip: str = "") -> Any:
+def keep_valid(base: Any, data: Any, skip: str = "") -> Any:
+    """Return a dataclass with the valid ones of these fields; drop all others."""
     if not isinstance(data, dict):
         return base
     for name, kind in get_type_hints(type(base)).items():

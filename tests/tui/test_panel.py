@@ -18,7 +18,7 @@ from specllama.tui.widgets.stats_strip import StatsStrip, StripState
 
 INK = ink_for(DARK)
 LONG = "The target reads all the guesses in a single pass and keeps those it agrees with. " * 4
-TITLES = ("Round ", "Kept by depth", "Time for a token", "First token after", "Context", "Memory")
+TITLES = ("Kept by depth", "Time for a token", "First token after", "Context", "Memory")
 
 
 def record(reply: Reply, **params: Any) -> Record:
@@ -32,7 +32,7 @@ def text(sections: list[Section], width: int = 42) -> str:
 
 def drawn(reply: Record, width: int = 42, free: int = 0) -> str:
     info = engine_info(device="CPU")
-    return text(Drawing(UNICODE, INK, width).all(reply, StripState(), info, free, True), width)
+    return text(Drawing(UNICODE, INK, width).all(reply, StripState(), info, free), width)
 
 
 @pytest.mark.parametrize("rounds", [99, 100, 928, 9999])
@@ -114,34 +114,9 @@ def test_nothing_is_wider_than_the_panel(width: int, tree: bool) -> None:
     for done in reply.rounds:
         one = dataclasses.replace(reply, rounds=[done])
         info = engine_info(device="CPU")
-        for section in Drawing(UNICODE, INK, width).all(one, StripState(), info, 9 << 30, True):
+        for section in Drawing(UNICODE, INK, width).all(one, StripState(), info, 9 << 30):
             for line in section.draw(INK, width):
                 assert line.cell_length <= width, line.plain
-
-
-def test_a_round_is_a_column_for_each_token() -> None:
-    done = record(Reply("One two three four five six", accept=(1,))).rounds[1]
-    drafted, target, commit = (
-        line.plain for line in Drawing(UNICODE, INK, 60).round(done, 1).lines
-    )
-    assert drafted.split() == ["draft", "␣two", "␣wrong", "␣wrong", "␣wrong"]
-    assert target.split() == ["target", "✓", "✗", "·", "·"]
-    assert commit.split() == ["commit", "␣two", "␣three"]
-    assert target.index("✗") == drafted.index("␣wrong") == commit.index("␣three")
-
-
-def test_a_narrow_panel_shows_where_the_target_took_over() -> None:
-    done = record(Reply(LONG, accept=(4,))).rounds[1]
-    section = Drawing(UNICODE, INK, 24).round(done, 1)
-    assert done.emitted_text[-1].strip() in section.lines[2].plain
-    assert section.lines[0].plain.split()[1].startswith("…")
-
-
-def test_a_plain_step_has_no_draft() -> None:
-    done = record(Reply(LONG), speculate=False).rounds[2]
-    section = Drawing(UNICODE, INK, 42).round(done, 2)
-    assert section.figure == "plain step"
-    assert [line.plain.split()[0] for line in section.lines] == ["commit"]
 
 
 def test_what_is_not_known_is_left_out() -> None:
@@ -231,11 +206,14 @@ async def test_it_follows_the_reply_that_is_being_written(start: Any) -> None:
     async with start(size=(120, 36), recipe=Recipe(engine)) as d:
         d.app.chat.prompt.put("Hello?")
         await d.pilot.press("enter")
-        await shown_when(d, lambda shown: "Round 5" in shown)
+        await shown_when(d, lambda shown: "Kept by depth" in shown)
         assert "First token after" in d.shown
+        before = len(d.app.chat.records[1].rounds)
         engine.gate.set()
         await d.idle()
-        assert f"Round {len(d.app.chat.records[1].rounds)} " in d.shown
+        (after,) = d.app.chat.records.values()
+        assert len(after.rounds) > before
+        assert f"of {of(after).by_depth[0].drafted}" in d.shown
 
 
 async def test_the_prompt_is_read_before_anything_else_is_known(start: Any) -> None:

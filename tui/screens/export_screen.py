@@ -19,7 +19,6 @@ from specllama.session import Session
 from specllama.text import encodable, sanitize_line
 from specllama.tui import clipboard
 from specllama.tui.screens.page import Page
-from specllama.tui.widgets.inked import Keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +78,8 @@ class ExportScreen(Page, ModalScreen[Any]):
         yield OptionList(*self.rows, id="save-rows", markup=False)
         yield Input(id="save-path")
         yield Static(id="save-problem", markup=False)
-        yield Keys(show_command_palette=False)
 
     def on_mount(self) -> None:
-        super().on_mount()
         rows = self.query_one(OptionList)
         rows.can_focus = False
         rows.highlighted = 0

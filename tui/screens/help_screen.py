@@ -14,7 +14,7 @@ from textual.widgets import Static
 from specllama.tui.keymap import ACTIONS, Action
 from specllama.tui.screens.page import Page
 from specllama.tui.themes import Glyphs, Ink
-from specllama.tui.widgets.inked import Keys, flow
+from specllama.tui.widgets.inked import flow
 
 WORDS = """
 kept: a guess that the target would have written too; files and JSON say accepted
@@ -91,14 +91,11 @@ class HelpScreen(Page):
     def compose_page(self) -> ComposeResult:
         with VerticalScroll(id="help"):
             yield Static(id="help-text", markup=False)
-        yield Keys()
 
     def on_mount(self) -> None:
-        super().on_mount()
         self.query_one("#help").focus()
 
     def on_resize(self) -> None:
-        super().on_resize()
         self.query_one("#help-text", Static).update(self._text(max(30, self.size.width - 8)))
 
     def _text(self, width: int) -> Content:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from typing import ClassVar
 
 from textual import on
@@ -11,16 +9,14 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
-from textual.timer import Timer
 from textual.widgets import Static
 
 from specllama.events import RoundDone
 from specllama.tui.messages import RecordGrew
-from specllama.tui.record import Record, glyph_run
+from specllama.tui.record import Record
 from specllama.tui.screens.page import Page
-from specllama.tui.themes import Glyphs, Ink
+from specllama.tui.themes import Ink
 from specllama.tui.widgets import walk
-from specllama.tui.widgets.inked import Keys
 from specllama.tui.widgets.panel import LivePanel
 from specllama.tui.widgets.stats_strip import StripState
 
@@ -32,12 +28,12 @@ def rounds_rows(rounds: list[RoundDone], at: int, ink: Ink, width: int, height: 
         return Content("")
     rows = [Content.assemble(("round  time, tokens", ink.muted))] if height > 1 else []
     height -= len(rows)
-    places = around(at, [1] * len(rounds), height)
-    shown = rounds[places.start : places.stop]
+    first = max(0, min(at - height // 2, len(rounds) - height))
+    shown = rounds[first : first + height]
     times = [done.took_ms for done in shown]
     room = max(4, width - 12)
     longest = max(sorted(times)[int(0.9 * (len(times) - 1))], 1e-9)  # a hiccup hides no other
-    for i, (done, ms) in enumerate(zip(shown, times, strict=True), places.start):
+    for i, (done, ms) in enumerate(zip(shown, times, strict=True), first):
         won = None if done.plain_ms is None else done.plain_ms * len(done.emitted) - ms
         lost = won is not None and won <= 0
         style = ink.muted if won is None else ink.warn if lost else ink.good
@@ -53,36 +49,6 @@ def rounds_rows(rounds: list[RoundDone], at: int, ink: Ink, width: int, height: 
     return Content("\n").join(rows)
 
 
-def around(at: int, needs: Sequence[int], room: int) -> range:
-    """Return the places around ``at`` that there is room for, in turn before and after it."""
-    first = last = at
-    used, before = needs[at], 0
-    while used != before:
-        before = used
-        for i in (first - 1, last + 1):
-            if 0 <= i < len(needs) and used + needs[i] <= room:
-                first, last, used = min(first, i), max(last, i), used + needs[i]
-    return range(first, last + 1)
-
-
-def rounds_line(rounds: list[RoundDone], at: int, glyphs: Glyphs, ink: Ink, width: int) -> Content:
-    """Draw the rounds around the current one as glyphs, the current one in brackets."""
-    if not rounds:
-        return Content("")
-    groups = ["".join(run for _, run in glyph_run(r, glyphs)) or glyphs.target for r in rounds]
-    parts: list[tuple[str, str]] = []
-    for i in around(at, [len(group) + 1 for group in groups], width - 2):
-        style = ink.source(rounds[i].source) if rounds[i].drafted else ink.muted
-        if i == at:
-            # Reverse video would turn full squares into hollow ones.
-            parts += [("[", "bold"), (groups[i], f"{style} bold"), ("]", "bold")]
-        else:
-            parts.append((groups[i], style))
-        parts.append((" ", ""))
-    return Content.assemble(*parts)
-
-
-STAGE_S = 0.9
 ROWS = 30  # columns of the rounds alongside the walk, on a wide terminal
 FIGURES = 34  # lines from which there is room for the figures of the reply
 
@@ -91,8 +57,7 @@ class InspectorScreen(Page):
     TITLE = "Round inspector"
     HELP = """
     Right and Left step through the stages of a round: what was drafted, what the target said in
-    its one pass, what was committed. N and P go to the next and previous round, Space plays.
-    Another reply: Tab to it in the chat, then I.
+    its one pass, what was committed. N and P go to the next and previous round.
 
     Each row at the left is a round: as long as it took, with the tokens that it wrote; green won
     time against plain decoding, amber and shaded lost some.
@@ -113,7 +78,6 @@ class InspectorScreen(Page):
         Binding("left,h", "stage(-1)", "Back a step", show=False, id="inspector.unstep"),
         Binding("n,pagedown,down", "round(1)", "Next round", id="inspector.next"),
         Binding("p,pageup,up", "round(-1)", "Previous", id="inspector.previous"),
-        Binding("space", "play", "Play", id="inspector.play"),
         Binding("home", "edge(0)", "First round", show=False, id="inspector.first"),
         Binding("end", "edge(1)", "Last round", show=False, id="inspector.last"),
         Binding(
@@ -127,7 +91,6 @@ class InspectorScreen(Page):
         self.following = follow
         self._take(record)
         self.stage = 0
-        self._timer: Timer | None = None
 
     def _take(self, record: Record) -> None:
         self.record = record
@@ -144,22 +107,13 @@ class InspectorScreen(Page):
                 yield Static(id="walk-caption", markup=False)
                 with VerticalScroll(id="walk-scroll", can_focus=False):
                     yield Static(id="walk-table", markup=False)
-                yield LivePanel(
-                    StripState(),
-                    lambda: self.record,
-                    lambda: None,
-                    present=False,
-                    id="walk-figures",
-                )
-        yield Static(id="walk-rounds", markup=False)
-        yield Keys()
+                state = StripState()
+                yield LivePanel(state, lambda: self.record, lambda: None, id="walk-figures")
 
     def on_mount(self) -> None:
-        super().on_mount()
         self._begin()
 
     def on_resize(self) -> None:
-        super().on_resize()
         self._show()
 
     # ------------------------------------------------------------------ moving
@@ -199,8 +153,6 @@ class InspectorScreen(Page):
             self._go(self.at - 1, 2)
         elif 0 <= stage <= 2:
             self._go(self.at, stage)
-        else:
-            self._stop()
         self._moved(step)
 
     def action_round(self, step: int) -> None:
@@ -210,25 +162,6 @@ class InspectorScreen(Page):
     def action_edge(self, end: int) -> None:
         self._go(len(self.record.rounds) - 1 if end else 0, 2 if end and self.record.live else 0)
         self._moved(end)
-
-    # ------------------------------------------------------------------ playing
-
-    def action_play(self) -> None:
-        if self.playing:
-            self._stop()
-        else:
-            self._timer = self.set_interval(STAGE_S, partial(self.action_stage, 1))
-            self._title()
-
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.stop()
-            self._timer = None
-        self._title()
-
-    @property
-    def playing(self) -> bool:
-        return self._timer is not None
 
     # ------------------------------------------------------------------ drawing
 
@@ -244,9 +177,8 @@ class InspectorScreen(Page):
             self._show()
 
     def _title(self) -> None:
-        mark = "▶" if self.playing else "❚❚"
-        state = "live" if self.following and self.record.live else mark
-        self.set_title(self.TITLE or "", f"{state}   {self.record.title}")
+        state = "live   " if self.following and self.record.live else ""
+        self.set_title(self.TITLE or "", f"{state}{self.record.title}")
 
     def _show(self) -> None:
         self._title()
@@ -257,7 +189,7 @@ class InspectorScreen(Page):
         text = self.query_one("#walk-text", Static)
         if not self.record.rounds:
             self.query_one("#walk-head", Static).update("No rounds here yet.")
-            text.update("Send a message first.")
+            text.update("Send a message: its reply is shown here.")
             return
         done = self.record.rounds[self.at]
         rows = self.query_one("#walk-rows", Static)
@@ -267,13 +199,12 @@ class InspectorScreen(Page):
         g, ink = self.glyphs, self.ink
         lines = text.content_size.height or 3
         text.update(walk.passage(self._before, done, self.stage, ink, width - 4, lines))
-        verify, line = self.record.verify_at(self.at), max(20, self.size.width - 4)
+        verify = self.record.verify_at(self.at)
         for name, drawn in (
             ("head", walk.headline(done, self.at, total, g, ink)),
             ("stages", walk.stage_bar(done, self.stage, ink, width)),
             ("caption", walk.caption(done, self.stage, g)),
             ("table", walk.table(done, self.stage, g, ink, width, verify)),
-            ("rounds", rounds_line(self.record.rounds, self.at, g, ink, line)),
         ):
             self.query_one(f"#walk-{name}", Static).update(drawn)
         if beside:

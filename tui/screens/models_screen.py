@@ -29,7 +29,6 @@ from specllama.tui.downloads import Downloads, DownloadTold
 from specllama.tui.loader import Pair
 from specllama.tui.screens.page import Page
 from specllama.tui.state import Preferences
-from specllama.tui.widgets.inked import Keys
 from specllama.tui.widgets.model_picker import ModelColumn
 
 if TYPE_CHECKING:
@@ -107,10 +106,8 @@ class ModelsScreen(Page):
             yield ModelColumn("Target", "name, path, or words for the hub", id="target")
             yield ModelColumn("Draft model", "name, path, or words for the hub", id="draft")
         yield Static(id="detail", markup=False)
-        yield Keys()
 
     def on_mount(self) -> None:
-        super().on_mount()
         self.targets = self.query_one("#target", ModelColumn)
         self.drafts = self.query_one("#draft", ModelColumn)
         self.set_title("Models", "looking for models")

@@ -8,15 +8,18 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import Footer, Input, Static
+from textual.widgets import Input, Static
 
 from specllama.text import sanitize_line
 from specllama.tui.messages import EngineFailed, EngineLoading, EngineReady, InkChanged
-from specllama.tui.widgets.inked import Inked
+from specllama.tui.widgets.inked import Inked, Keys
 
 
 class Page(Inked, Screen[Any]):
-    """A page; subclasses compose their content, the Footer included, in ``compose_page``."""
+    """A page; subclasses compose what is between its title and its keys in ``compose_page``.
+
+    Textual calls ``on_mount`` and ``on_resize`` of every class, a subclass's own before these.
+    """
 
     HELP = ""
 
@@ -29,18 +32,18 @@ class Page(Inked, Screen[Any]):
     def compose(self) -> ComposeResult:
         yield Static(self.heading(self.TITLE or ""), id="page-title", markup=False)
         yield from self.compose_page()
+        yield Keys()
 
     def compose_page(self) -> ComposeResult:
         raise NotImplementedError
 
     def on_mount(self) -> None:
-        # Textual calls this after a subclass's own on_mount too, so the title is not set here.
         for field in self.query(Input):
             field.cursor_blink = False  # an idle app must cost nothing
 
     def on_resize(self) -> None:
-        for footer in self.query(Footer):
-            footer.show_command_palette = self.size.width >= 100
+        for keys in self.query(Keys):
+            keys.show_command_palette = self.size.width >= 100
 
     def set_title(self, title: str, detail: str = "") -> None:
         self.query_one("#page-title", Static).update(self.heading(title, detail))

@@ -34,7 +34,6 @@ from specllama.tui.race_runner import (
 )
 from specllama.tui.screens.page import Page
 from specllama.tui.widgets import race_tables
-from specllama.tui.widgets.inked import Keys
 from specllama.tui.widgets.playground import Playground
 from specllama.tui.widgets.race_tables import PLAINLY, MethodList, choices, raced
 
@@ -102,10 +101,8 @@ class RaceScreen(Page):
             yield MethodList(self.info, now, id="methods")
             yield Playground(id="theory")
         yield Static(id="race-verdict", markup=False)
-        yield Keys()
 
     def on_mount(self) -> None:
-        super().on_mount()
         self.query_one("#race-ask").display = False
         before, prompt = self.board.plain("race"), self.setup.prompt
         if before is not None and prompt is not None and before.prompt != prompt:
@@ -113,7 +110,6 @@ class RaceScreen(Page):
         self.action_tab(self.tab)
 
     def on_resize(self) -> None:
-        super().on_resize()
         self._show()
 
     def on_unmount(self) -> None:

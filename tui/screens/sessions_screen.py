@@ -20,7 +20,7 @@ from specllama.store.message_tree import StoredMessage
 from specllama.store.sessions import SessionStore, SessionSummary, StoredSession
 from specllama.text import number_of, sanitize, sanitize_line
 from specllama.tui.screens.page import Page
-from specllama.tui.widgets.inked import Inked, Keys
+from specllama.tui.widgets.inked import Inked
 from specllama.tui.widgets.sidebar import date, heading, moment
 
 _CHARS = 6000  # of the last messages
@@ -158,10 +158,8 @@ class SessionsScreen(Page):
         with Horizontal(id="chats"):
             yield OptionList(id="sessions", markup=False)
             yield Preview(self.store, id="preview")
-        yield Keys()
 
     def on_mount(self) -> None:
-        super().on_mount()
         self.query_one("#filter").focus()
         self._list()
 

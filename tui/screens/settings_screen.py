@@ -20,7 +20,7 @@ from specllama.settings.setting import declared
 from specllama.text import sanitize_line
 from specllama.tui.screens.page import Page
 from specllama.tui.state import VIEWS, Preferences
-from specllama.tui.widgets.inked import Inked, Keys
+from specllama.tui.widgets.inked import Inked
 
 
 class Toggle(Inked, Switch):
@@ -107,75 +107,57 @@ SETTINGS: dict[Owner, Any] = {
     "sampling": SamplingParams,
     "load": EngineOptions,
 }
-GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
-    (
-        "System prompt",
-        (
-            Field("system", "", "What the model is told before every conversation.", "sheet"),
-            Field("default_system", "use in new chats", "Begin new chats with it.", "sheet"),
-        ),
+GROUPS: dict[str, tuple[Field, ...]] = {
+    "System prompt": (
+        Field("system", "", "What the model is told before every conversation.", "sheet"),
+        Field("default_system", "use in new chats", "Begin new chats with it.", "sheet"),
     ),
-    (
-        "Sampling",
-        (
-            _of("temperature", "temperature", f"0 is greedy. {CARD}", "sampling"),
-            _of("top_k", "top-k", f"0 is off. {CARD}", "sampling"),
-            _of("top_p", "top-p", f"1 is off. {CARD}", "sampling"),
-            _of("min_p", "min-p", f"0 is off. {CARD}", "sampling"),
-            _of("repeat_penalty", "repeat penalty", f"1 is off. {CARD}", "sampling"),
-            _of("seed", "seed", "Empty draws a new one for each reply.", empty="random"),
-        ),
+    "Sampling": (
+        _of("temperature", "temperature", f"0 is greedy. {CARD}", "sampling"),
+        _of("top_k", "top-k", f"0 is off. {CARD}", "sampling"),
+        _of("top_p", "top-p", f"1 is off. {CARD}", "sampling"),
+        _of("min_p", "min-p", f"0 is off. {CARD}", "sampling"),
+        _of("repeat_penalty", "repeat penalty", f"1 is off. {CARD}", "sampling"),
+        _of("seed", "seed", "Empty draws a new one for each reply.", empty="random"),
     ),
-    (
-        "Replies",
-        (
-            _of("max_tokens", "max tokens", "Empty: until the context is full.", empty="no limit"),
-            _of("stop", "stop strings", "Apart by commas, \\n is a line break.", empty="none"),
-            _of("think", "thoughts", "auto is the model's way; low to high say how hard."),
-            _of("think_budget", "think at most", "Tokens; empty: no bound.", empty="no limit"),
-        ),
+    "Replies": (
+        _of("max_tokens", "max tokens", "Empty: until the context is full.", empty="no limit"),
+        _of("stop", "stop strings", "Apart by commas, \\n is a line break.", empty="none"),
+        _of("think", "thoughts", "auto is the model's way; low to high say how hard."),
+        _of("think_budget", "think at most", "Tokens; empty: no bound.", empty="no limit"),
     ),
-    (
-        "Context",
-        (
-            _of("n_ctx", "context size",
-                f"Tokens; empty: what fits, 0: the trained length. {RELOADS}", "load",
-                empty="what fits"),
-            _of("on_full", "when full", "stop ends the reply; shift forgets the oldest text."),
-        ),
+    "Context": (
+        _of("n_ctx", "context size",
+            f"Tokens; empty: what fits, 0: the trained length. {RELOADS}", "load",
+            empty="what fits"),
+        _of("on_full", "when full", "stop ends the reply; shift forgets the oldest text."),
     ),
-    (
-        "Drafting",
-        (
-            _of("speculate", "draft", "Off is plain decoding. F9 turns it on and off, too."),
-            _of("proposer", "method", "auto mixes what the pair has; F4, 2 explains each."),
-            _of("window", "draft window",
-                "auto drafts as far as it was measured to pay; fixed always drafts the most."),
-            _of("draft_max", "longest draft", "Tokens a round; empty: the pair decides.",
-                empty="automatic"),
-            _of("draft_p_min", "min. confidence",
-                "Drafts end at a guess less sure than this, 0 to 1; 0 is off."),
-            _of("verify", "verification",
-                "match: same seed, same text. rejection and block: same distribution."),
-            _of("exact", "the same bits",
-                f"on: one kind of pass, drafted or not; a number: its most rows. {RELOADS}",
-                "load"),
-        ),
+    "Drafting": (
+        _of("speculate", "draft", "Off is plain decoding. F9 turns it on and off, too."),
+        _of("proposer", "method", "auto mixes what the pair has; F4, 2 explains each."),
+        _of("window", "draft window",
+            "auto drafts as far as it was measured to pay; fixed always drafts the most."),
+        _of("draft_max", "longest draft", "Tokens a round; empty: the pair decides.",
+            empty="automatic"),
+        _of("draft_p_min", "min. confidence",
+            "Drafts end at a guess less sure than this, 0 to 1; 0 is off."),
+        _of("verify", "verification",
+            "match: same seed, same text. rejection and block: same distribution."),
+        _of("exact", "the same bits",
+            f"on: one kind of pass, drafted or not; a number: its most rows. {RELOADS}",
+            "load"),
     ),
-    (
-        "Appearance",
-        (
-            Field("theme", "theme", "Colors of the app.", "look"),
-            Field("view", "replies", "As text, as drafted, or with the refused guesses. F2"
-                  " changes it, too.", "look", choices=tuple(VIEWS)),
-            Field("show_sidebar", "list of chats", "Beside the conversation, from 160 columns.",
-                  "look"),
-            Field("animation", "animation", "none is best over slow connections.", "look",
-                  choices=("auto", "full", "none")),
-        ),
+    "Appearance": (
+        Field("theme", "theme", "Colors of the app.", "look"),
+        Field("view", "replies", "As text, as drafted, or with the refused guesses. F2"
+              " changes it, too.", "look", choices=tuple(VIEWS)),
+        Field("show_sidebar", "list of chats", "Beside the conversation, from 160 columns.",
+              "look"),
+        Field("animation", "animation", "none is best over slow connections.", "look",
+              choices=("auto", "full", "none")),
     ),
-)  # fmt: skip
-FIELDS = {field.name: field for _, fields in GROUPS for field in fields}
+}  # fmt: skip
+FIELDS = {field.name: field for fields in GROUPS.values() for field in fields}
 
 
 def shown(value: object) -> str:
@@ -280,14 +262,13 @@ class SettingsScreen(Page, ModalScreen[Any]):
 
     def compose_page(self) -> ComposeResult:
         with Form(id="settings"):
-            for i, (title, fields) in enumerate(GROUPS):
+            for i, (title, fields) in enumerate(GROUPS.items()):
                 yield Label(title, classes="section" if i else "section -first")
                 for field in fields:
                     if field.name not in self.fields:
                         continue
                     yield from self._row(field)
         yield Static(id="setting-help", markup=False)
-        yield Keys(show_command_palette=False)
 
     def _row(self, field: Field) -> ComposeResult:
         if field.name == "system":
@@ -337,7 +318,6 @@ class SettingsScreen(Page, ModalScreen[Any]):
         return "the model's card" if field.name in self.card else "default"
 
     def on_mount(self) -> None:
-        super().on_mount()
         self.query_one("#system", TextArea).cursor_blink = False
         self.query_one("#set-temperature").focus(scroll_visible=False)
 

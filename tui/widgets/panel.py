@@ -1,4 +1,4 @@
-"""The live panel of the conversation: the present round, and the reply's cost so far.
+"""The live panel of the conversation: what the shown reply kept, and its cost so far.
 
 Sections stand below each other, in columns where there is room for several; what does not fit is
 left out from the end, whole.
@@ -19,18 +19,16 @@ from specllama.figures import Figures
 from specllama.interface import EngineInfo
 from specllama.text import sanitize_line, size
 from specllama.tui.bridge import Clock, monotonic
-from specllama.tui.record import Record, fate_of
+from specllama.tui.record import Record
 from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.inked import Inked, flow
 from specllama.tui.widgets.stats_strip import StripState, duration
-from specllama.tui.widgets.walk import best_path, token_text
 
 NAME = 8  # cells of the names in front of bars
 FIGURE = 14  # cells of the figures behind them: "100% of 10000"
 COLUMN = 36  # the narrowest column of sections
 GAP = 3  # between columns
 DEPTHS = 5  # bars of acceptance at most
-CHIP = 14  # cells of a token at most
 MEMORY_S = 2.0  # how long a look at the free memory holds
 
 Line = list[tuple[str, str]]
@@ -72,58 +70,6 @@ class Drawing:
 
     def words(self, text: str) -> list[Content]:
         return Content.assemble((text, self.ink.muted)).wrap(self.width)
-
-    # ---- the present round
-
-    def round(self, done: RoundDone, at: int) -> Section:
-        """Draw the draft, the target's verdict and the committed tokens: a column for each
-        token."""
-        g, ink = self.g, self.ink
-        label = g.label(done.source) if done.drafted else "plain step"
-        path, fates = best_path(done), fate_of(done)
-        texts = [self._chip(done.drafted_text[i]) for i in path]
-        kept, target = done.accepted, done.emitted_text[done.accepted :]
-        committed = texts[:kept] + [self._chip(text) for text in target[:1]]
-        marks = [{"accepted": "✓", "rejected": "✗"}.get(fates[i], g.untested) for i in path]
-        columns = max(len(texts), len(committed))
-        cells = [(_at(texts, c), _at(marks, c), _at(committed, c)) for c in range(columns)]
-        widths = [max(len(cell) for cell in column) + 1 for column in cells]
-        first, last = _window(widths, len(committed) - 1, self.width - NAME - 4)
-        source = ink.source(done.source)
-        chip = {
-            "accepted": f"underline {source}",
-            "rejected": ink.ghosts[0],
-            "untested": ink.ghosts[2],
-        }
-        mark = {"accepted": ink.good, "rejected": ink.rejected, "untested": ink.muted}
-        rows: list[Line] = [[], [], []]
-        for c in range(first, last):
-            fate = fates[path[c]] if c < len(path) else "untested"
-            styles = (chip[fate], mark[fate], ink.good if c < kept else ink.target)
-            for row, text, style in zip(rows, cells[c], styles, strict=True):
-                row += [(text, style), (" " * (widths[c] - len(text)), "")]
-        before = "…" if first else ""
-        beside = len(done.drafted) - len(path)
-        more = f"+{columns - last}" if last < columns else ""
-        lines = [
-            Content.assemble(
-                (f"{name:<{NAME}}", ink.muted), (before, ink.muted), *row, (end, ink.muted)
-            )
-            for name, row, end in zip(
-                ("draft", "target", "commit"),
-                rows,
-                (more, "", ""),
-                strict=True,
-            )
-        ]
-        branches = f", {beside} beside" if beside else ""
-        return Section(f"Round {at}", label + branches, lines if texts else lines[2:])
-
-    def _chip(self, text: str) -> str:
-        shown = token_text(text)
-        return shown if len(shown) <= CHIP else shown[: CHIP - 1] + "…"
-
-    # ---- what the reply has shown so far
 
     def depth(self, found: Figures) -> Iterator[Section]:
         guesses = [at for at in found.by_depth if at.drafted]
@@ -243,14 +189,10 @@ class Drawing:
         state: StripState,
         info: EngineInfo | None,
         free: int,
-        present: bool,
         at: int = -1,
     ) -> list[Section]:
         found: list[Section] = []
         if record is not None:
-            if record.rounds and present:
-                number = at + 1 if at >= 0 else len(record.rounds)
-                found.append(self.round(record.rounds[at], number))
             figures = record.figures(at)
             if figures is not None:
                 found += [*self.depth(figures), *self.time(figures)]
@@ -258,22 +200,6 @@ class Drawing:
             if record.rounds:
                 found += self.balance(record.rounds[at])
         return [*found, *self.room(record, info, free)]
-
-
-def _at(texts: Sequence[str], i: int) -> str:
-    return texts[i] if i < len(texts) else ""
-
-
-def _window(widths: Sequence[int], focus: int, room: int) -> tuple[int, int]:
-    """Choose the columns to show, from the first on, ``focus`` among them: [first, last)."""
-    first = last = 0
-    while last < len(widths) and sum(widths[first : last + 1]) <= room:
-        last += 1
-    while last <= focus:
-        last += 1
-        while sum(widths[first:last]) > room and first < last - 1:
-            first += 1
-    return first, last
 
 
 def layout(sections: Sequence[Section], ink: Ink, width: int, height: int, columns: int) -> Content:
@@ -347,7 +273,6 @@ class LivePanel(Inked, Widget):
     """The panel of the reply that ``record`` gives, as far as it is written.
 
     Args:
-        present: show the newest round, token by token.
         here: the models are in this machine's memory.
 
     ``at`` is the round that it is about, the newest unless it is set.
@@ -363,14 +288,13 @@ class LivePanel(Inked, Widget):
         record: Callable[[], Record | None],
         info: Callable[[], EngineInfo | None],
         *,
-        present: bool = True,
         here: bool = True,
         clock: Clock = monotonic,
         id: str | None = None,
     ) -> None:
         super().__init__(id=id)
         self.state, self.record, self.info = state, record, info
-        self.present, self.at = present, -1
+        self.at = -1
         self._clock, self._here = clock, here
         self._free, self._looked = 0, -MEMORY_S
 
@@ -392,7 +316,5 @@ class LivePanel(Inked, Widget):
         if width < 24 or size.height < 3:
             return Content("")
         drawing = Drawing(self.glyphs, self.ink, width)
-        found = drawing.all(
-            self.record(), self.state, self.info(), self.free, self.present, self.at
-        )
+        found = drawing.all(self.record(), self.state, self.info(), self.free, self.at)
         return layout(found, self.ink, width, size.height, columns)

@@ -34,7 +34,7 @@ def write_everything() -> None:
     log = RoundLog(engine_info(), GenerateParams())
     assert log.write(Started(1, 0, 8, 1, "none", "match", 0, "exact")) is None
     log.close()
-    assert write_atomically(paths.data_dir() / "tui" / "unsent.json", "{}")
+    assert write_atomically(paths.data_dir() / "tui" / "unsent.json", b"{}")
 
 
 def open_to_others() -> None:
