@@ -218,7 +218,7 @@ def pull_command(
     hub_views.check_headers(items)
     if as_json:
         models = [
-            _pulled(item.ref, item.role, item.path, item.model.bytes, item.listing.commit)
+            _pulled(item.ref, item.role, item.path, item.model.bytes, item.listing.commit or None)
             for item in items
         ]
         output.json_line({"models": models})
