@@ -63,7 +63,7 @@ def command(as_json: bool, **flags: Any) -> None:
         return
     paid = [_race_real(target, draft, options, as_json=as_json) for target, draft in pairs]
     if not (as_json or any(paid)):
-        output.line(f"a larger model gains more; {scaled_pair.WHAT}: specllama demo -m tiny")
+        output.line("beside a larger target a guess costs less: specllama demo -m tiny shows that")
 
 
 def _real_pairs(target: str | None, draft: str | None) -> list[tuple[str, str | None]]:
