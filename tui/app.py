@@ -27,6 +27,7 @@ from specllama.engine.host import EngineFactory, EngineHost, HostLike, InlineHos
 from specllama.errors import SpecllamaError
 from specllama.events import Event
 from specllama.interface import EngineLike, MethodInfo
+from specllama.models import catalog
 from specllama.models.refs import NO_DRAFT
 from specllama.remote.address import Address
 from specllama.session import Session
@@ -36,7 +37,7 @@ from specllama.store.sessions import SessionStore
 from specllama.text import size
 from specllama.tui import advice, clipboard, keymap
 from specllama.tui.bridge import Clock, FlushPace, monotonic
-from specllama.tui.downloads import Downloads, DownloadTold
+from specllama.tui.downloads import Download, Downloads, DownloadTold
 from specllama.tui.loader import EngineLoader, Pair, lasting_pair
 from specllama.tui.messages import (
     ActionAsked,
@@ -50,6 +51,7 @@ from specllama.tui.race_runner import DemoPair, DemoTold
 from specllama.tui.screens.chat_screen import ChatScreen
 from specllama.tui.screens.page import Page
 from specllama.tui.widgets.above_prompt import DownloadLine
+from specllama.tui.widgets.welcome import first_real
 
 QUIT_WITHIN_S = 1.5
 JOIN_S = 3.0
@@ -298,10 +300,14 @@ class SpecllamaApp(PagedApp):
         if self.loader.wanted != self.demo.pair:
             self.demo.close()
             return
-        if self.session.lent:  # this pair need not be forced to draft
+        self._end_demonstration()
+        self.show_race()
+
+    def _end_demonstration(self) -> None:
+        """Let a pair that need not be forced to draft decide for itself."""
+        if self.session.lent:
             self.session.lend(None)
             self.chat.params_changed()
-        self.show_race()
 
     @property
     def methods(self) -> tuple[MethodInfo, ...]:
@@ -321,21 +327,34 @@ class SpecllamaApp(PagedApp):
         if over.error is not None:
             words = advice.said(over.error, "\n")
             self.notify(words, title=over.ref, severity="error", markup=False)
+        elif over.opens and self.loader.bundled and not self.chat.busy:
+            self._use(over)
         elif over.target is not None:
             self.notify("Ctrl+L loads it", title=f"{over.ref} is here", markup=False)
 
     def action_use_download(self) -> None:
-        """Load the newest download."""
+        """Load the newest download; if there is none, and the bundled pair is in use, bring the
+        first real model."""
         done = [d for d in self.downloads.all.values() if d.state == "done" and d.target]
-        if not done:
+        if not done and self.loader.bundled:
+            begun = self.downloads.begin(catalog.FIRST)
+            if not begun.opens:
+                begun.opens = True
+                words = f"{first_real()}. It is opened as soon as it is here"
+                self.notify(words, title="A real model", markup=False)
+        elif not done:
             self.notify("No download is ready: F6 shows what can be had", timeout=3)
-            return
-        if not isinstance(self.screen, ChatScreen):
-            self.screen.dismiss(None)
-        self.downloads.forget(done[-1].ref)
+        else:
+            if not isinstance(self.screen, ChatScreen):
+                self.screen.dismiss(None)
+            self._use(done[-1])
+
+    def _use(self, download: Download) -> None:
+        assert download.target is not None
+        self.downloads.forget(download.ref)
         self.chat.query_one(DownloadLine).told()
-        assert done[-1].target is not None
-        self.switch_model((done[-1].target, done[-1].draft or NO_DRAFT))
+        self._end_demonstration()
+        self.switch_model((download.target, download.draft or NO_DRAFT))
 
     # ------------------------------------------------------------------ actions
 

@@ -55,7 +55,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("app.models", "f6", "show('models')", "Models",
            "Choose target and draft model, download others", "models", 0),
     Action("app.use_download", "ctrl+l", "use_download", "Use download",
-           "Load the pair that was downloaded last"),
+           "Load the pair that was downloaded last; with the bundled pair, get a real model first"),
     Action("app.reload", "", "reload", "Load again",
            "Load the same pair again, after a failure or when its files changed"),
     Action("app.layout", "alt+l", "try_layout", "Other layout",

@@ -167,21 +167,30 @@ def trial(engine: EngineLike, board: RaceBoard, cancel: Cancel) -> SpeedModel | 
     return outcome.model(board)
 
 
+def warm_up(engine: EngineLike, cancel: Cancel) -> None:
+    """Write a reply that is not compared: the first one after a load is slower than the next."""
+    params = GenerateParams(max_tokens=TOKENS)
+    ask_all(engine, plain_and(_prompts()[-1], params, []), cancel)
+
+
 def race(
     engine: EngineLike,
     board: RaceBoard,
     cancel: Cancel,
     told: Callable[[Way], object] = lambda way: None,
     seconds: float = RACE_S,
+    *,
+    to_the_end: bool = True,
 ) -> Way | None:
     """Race plain and drafted runs in pairs; each pair swaps the order and takes the next of some
     prompts. Stop when the answer is sure or time is up; return None if no pair was completed.
 
     Args:
         told: called after every pair.
+        to_the_end: even where the model would end earlier.
     """
     prompts, began = _prompts(), perf_counter()
-    params = drafted(GenerateParams(max_tokens=TOKENS, ignore_eos=True))
+    params = drafted(GenerateParams(max_tokens=TOKENS, ignore_eos=to_the_end))
 
     def lap(n: int) -> list[Run]:
         return plain_and(prompts[n % len(prompts)], params, [(DRAFTED, params)], lap=n)
@@ -189,7 +198,8 @@ def race(
     def enough(way: Way) -> bool:
         told(way)
         late = perf_counter() - began > seconds
-        return outcome.decided(way) or (late and way.pairs >= LEAST)
+        each = way.pairs >= len(prompts)  # one kind may copy where another does not
+        return (each and outcome.decided(way)) or (late and way.pairs >= LEAST)
 
     ask_all(engine, outcome.race(board, lap, MOST, enough), cancel)
     return next(iter(outcome.ways(board, "race")), None)
@@ -218,11 +228,11 @@ def why(board: RaceBoard, way: Way) -> str:
     )
 
 
-def report(way: Way, because: str, kind: WeightKind) -> dict[str, object]:
+def report(what: str, way: Way, because: str, kind: str, n_bytes: int) -> dict[str, object]:
     """Return the results for machines."""
     word, sentence = outcome.answer(way)
     return {
-        "what": WHAT,
+        "what": what,
         "answer": word,
         "words": sentence,
         "why": because,
@@ -234,6 +244,6 @@ def report(way: Way, because: str, kind: WeightKind) -> dict[str, object]:
         "pairs": way.pairs,
         "same_tokens": way.same,
         "tokens": way.of,
-        "type": kind.name,
-        "bytes": kind.bytes,
+        "type": kind,
+        "bytes": n_bytes,
     }

@@ -1,4 +1,7 @@
-"""``specllama demo``: drafting that pays on this machine, in a minute and without a download."""
+"""``specllama demo``: plain against drafted decoding on this machine, in about a minute.
+
+On real models where some are here, else on the bundled pair at the cost of a larger one.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from specllama.cli import diagnostics, loading, output
 from specllama.cli.listing import json_option
 from specllama.cli.options import GroupedCommand, resolve, settings_options
 from specllama.cli.progress import Meter
+from specllama.errors import SpecllamaError
 from specllama.text import size
 
 if TYPE_CHECKING:
@@ -24,41 +28,104 @@ BAR = 30  # cells of the faster of two bars
 
 EPILOG = """\b
 Examples:
-  specllama demo                  make a pair, race it, delete it
+  specllama demo                  the real models that are here, else the bundled pair
+  specllama demo -m tiny          make a pair of the cost of 1 B, race it, delete it
+  specllama demo -m FILE.gguf -d DRAFT.gguf
   specllama demo --json | jq .answer
 """
 
 
 @click.command("demo", cls=GroupedCommand, epilog=EPILOG)
-@settings_options(only=("threads", "gpu-layers"))
+@settings_options(only=("model", "draft-model", "threads", "gpu-layers"))
 @json_option
 def command(as_json: bool, **flags: Any) -> None:
-    """See drafting pay on this machine: in about a minute, without a download.
+    """See whether drafting pays on this machine: in about a minute, without a download.
 
-    It writes a pair (1.1 GB; 2.0 or 0.6 GB where that is better), races plain against drafted
-    decoding on some of the shipped prompts, says YES, NO or CANNOT TELL YET and why, and deletes
-    the files.
+    It races plain against drafted decoding on some of the shipped prompts, and says YES, NO or
+    CANNOT TELL YET and why: for the pair that -m names, else for smollm2-135m and the pair that
+    the app had open last, as far as they are here.
 
-    The pair is the bundled model at the cost of a 1 B model: padded with weights that change
-    nothing and take as long as real ones. It shows what drafting gains here with a model of that
-    size, not how well such a model writes.
+    Without a real model, or with -m tiny, it writes a pair (1.1 GB; 2.0 or 0.6 GB where that is
+    better) and deletes it in the end: the bundled model at the cost of a 1 B model, padded with
+    weights that change nothing and take as long as real ones. It shows what drafting gains here
+    with a model of that size, not how well such a model writes.
     """
-    from specllama.bench import scaled_pair
     from specllama.settings.params import EngineOptions
 
     settings = resolve(flags)
     options = EngineOptions(
         n_ctx=2048, threads=settings["threads"], gpu_layers=settings["gpu-layers"]
     )
+    pairs = _real_pairs(settings["model"], settings["draft-model"])
+    if not pairs:
+        _race_scaled(options, as_json=as_json)
+        return
+    paid = [_race_real(target, draft, options, as_json=as_json) for target, draft in pairs]
+    if not (as_json or any(paid)):
+        output.line("beside a larger target a guess costs less: specllama demo -m tiny shows that")
+
+
+def _real_pairs(target: str | None, draft: str | None) -> list[tuple[str, str | None]]:
+    """List the real pairs to race: the one that is named, else the first real model and the app's
+    last pair, where they are here. There is none if that is the bundled pair.
+
+    Raises:
+        ModelUnavailable: the pair that is named is not here.
+    """
+    from specllama.models import catalog, refs
+    from specllama.tui.state import Preferences
+
+    named = [(target, draft)]
+    if target is None:
+        prefs = Preferences.load()
+        named = [(catalog.FIRST, None), (prefs.last_target or "tiny", prefs.last_draft or None)]
+    found = dict[Path, tuple[str, str | None]]()
+    for ref, its in named:
+        try:
+            path = refs.resolve(str(ref))
+        except SpecllamaError:
+            if target is not None:
+                raise
+            continue
+        if not refs.is_bundled(str(path)):
+            found.setdefault(path, (str(ref), its))
+    return list(found.values())
+
+
+def _race_real(target: str, draft: str | None, options: EngineOptions, *, as_json: bool) -> bool:
+    """Race a pair that is here, and show the result; True if drafting pays."""
+    from specllama.bench import scaled_pair
+    from specllama.bench.outcome import RaceBoard
+
+    with loading.open_files(target, draft, options, quiet=as_json, measured=True) as engine:
+        model, its, board = engine.info.target, engine.info.draft, RaceBoard()
+        what = model.label if its is None else f"{model.label} + {its.label}"
+        _say(as_json, f"{what}:")
+        with signals.stopping() as cancel:
+            scaled_pair.warm_up(engine, cancel)
+        way = _raced(engine, board, quiet=as_json, to_the_end=False)
+        why = scaled_pair.why(board, way)
+    if as_json:
+        told = scaled_pair.report(what, way, why, model.quantization, model.file_bytes)
+        output.json_line(told)
+    else:
+        _show(way, why, what)
+    return way.verdict.answer == "faster"
+
+
+def _race_scaled(options: EngineOptions, *, as_json: bool) -> None:
+    """Make a pair, race it, show the result, and delete it."""
+    from specllama.bench import scaled_pair
+
     kinds = scaled_pair.affordable()
     with scaled_pair.workshop() as own:
         signals.leaving(lambda: scaled_pair.discard(own))
         _say(as_json, f"{scaled_pair.WHAT}: {size(kinds[0].bytes)} in {own}")
         way, why, kind = _shown(kinds, own, options, quiet=as_json)
     if as_json:
-        output.json_line(scaled_pair.report(way, why, kind))
+        output.json_line(scaled_pair.report(scaled_pair.WHAT, way, why, kind.name, kind.bytes))
         return
-    _show(way, why)
+    _show(way, why, scaled_pair.WHAT)
     output.line(f"{size(kind.bytes)} deleted; a pair to keep: specllama bench scale FOLDER")
 
 
@@ -93,10 +160,9 @@ def _shown(
     raise AssertionError("the last kind is raced")
 
 
-def _raced(engine: Engine, board: RaceBoard, *, quiet: bool) -> Way:
+def _raced(engine: Engine, board: RaceBoard, *, quiet: bool, to_the_end: bool = True) -> Way:
     from specllama.bench import scaled_pair
     from specllama.bench.experiment import question
-    from specllama.errors import SpecllamaError
     from specllama.text import rate
 
     _say(quiet, f"{'tok/s':>7}  plain  drafted")
@@ -108,26 +174,26 @@ def _raced(engine: Engine, board: RaceBoard, *, quiet: bool) -> Way:
         _say(quiet, f"{way.pairs:>5} {speeds}  {asked[:48]}")
 
     with signals.stopping() as cancel:
-        way = scaled_pair.race(engine, board, cancel, told)
+        way = scaled_pair.race(engine, board, cancel, told, to_the_end=to_the_end)
     if way is None:
         raise SpecllamaError("no pair of runs came to its end", "specllama demo tries again")
     return way
 
 
-def _show(way: Way, why: str) -> None:
+def _show(way: Way, why: str, what: str) -> None:
     from specllama.bench import outcome
     from specllama.bench.outcome import ratio_words
-    from specllama.bench.scaled_pair import WHAT
     from specllama.cli.charts import bar
     from specllama.text import number_of, rate
 
     word, sentence = outcome.answer(way)
-    output.line(f"{word}: {sentence}, with {WHAT}")
+    output.line(f"{word}: {sentence}, with {what}")
     if way.plain and way.speed:
         most = max(way.plain, way.speed)
         output.line(f"plain    {bar(way.plain / most, BAR):<{BAR}} {rate(way.plain):>5} tok/s")
         output.line(f"drafted  {bar(way.speed / most, BAR):<{BAR}} {rate(way.speed):>5} tok/s")
         runs = number_of(way.pairs, "pair")
-        output.line(f"{ratio_words(way.verdict)} of plain, {runs} of runs; {way.proof}")
+        ratio = ratio_words(way.verdict)
+        output.line(f"{ratio} of plain, {runs} of runs; {way.proof}".removeprefix(" of plain, "))
     if why:
         output.line(why)

@@ -10,12 +10,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import ggufs
 import pytest
 from fakes import Reply, ScriptedEngine
 
+from specllama import paths
 from specllama.bench import scaled_pair
 from specllama.cli import invoke, loading
-from specllama.models import memory
+from specllama.models import catalog, memory
+from specllama.tui.state import Preferences
 
 
 class ClosedEngine(ScriptedEngine):
@@ -83,6 +86,50 @@ def test_other_weights_are_tried_where_the_first_would_lose(
     monkeypatch.setattr(scaled_pair, "promises", lambda costs: False)
     assert invoke(["demo", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["type"] == scaled_pair.KINDS[-1].name
+
+
+def test_real_models_that_are_here_are_raced_and_nothing_is_made(
+    engine: ClosedEngine,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    nobody_else: Path,
+    tmp_path: Path,
+) -> None:
+    opened: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(scaled_pair, "make", None)
+    monkeypatch.setattr(loading, "load", lambda *args, **more: opened.append(args[:2]) or engine)
+    repo = paths.models_dir() / catalog.load()[catalog.FIRST].target.repo
+    repo.mkdir(parents=True)
+    first = ggufs.write_llama(repo / "SmolLM2-135M-Instruct.Q4_1.gguf")
+    mine = ggufs.write_llama(tmp_path / "mine.gguf")
+    assert invoke(["demo", "--json"]) == 0
+    assert invoke(["demo", "-m", str(mine), "-d", str(first), "--json"]) == 0
+    Preferences(last_target=str(mine), last_draft="none").save()
+    assert invoke(["demo", "--json"]) == 0
+    Preferences(last_target=catalog.FIRST).save()
+    assert invoke(["demo", "--json"]) == 0
+    wanted = [(catalog.FIRST, None), (str(mine), str(first)), (catalog.FIRST, None)]
+    assert opened == [*wanted, (str(mine), "none"), (catalog.FIRST, None)]
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["what"] for one in told] == ["scripted target Q4_0 + scripted draft Q8_0"] * 5
+    assert all(one["bytes"] == engine.info.target.file_bytes for one in told)
+    assert not any(sent.params.ignore_eos for sent in engine.requests)
+    assert invoke(["demo"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith(("YES: ", "NO: ", "CANNOT TELL YET: "))
+    assert ("specllama demo -m tiny" in said.out) == (not said.out.startswith("YES"))
+    assert "deleted" not in said.out
+
+
+def test_the_bundled_pair_can_still_be_asked_for(
+    engine: ClosedEngine, capsys: pytest.CaptureFixture[str], nobody_else: Path, tmp_path: Path
+) -> None:
+    mine = ggufs.write_llama(tmp_path / "mine.gguf")
+    Preferences(last_target=str(mine)).save()
+    assert invoke(["demo", "-m", "tiny", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["what"] == scaled_pair.WHAT
+    assert invoke(["demo", "-m", str(tmp_path / "gone.gguf")]) == 3
+    assert "gone.gguf" in capsys.readouterr().err
 
 
 def test_without_room_it_says_what_it_takes(

@@ -356,6 +356,8 @@ class ChatScreen(ActingScreen):
             self.strip.guesses = advice.guesses(info)
             self.strip.layout = f"--repack {'off' if info.target.repacked else 'on'}"
             self.strip.notice = ""
+            for welcome in self.query(Welcome):
+                welcome.redraw()
         self.refresh_top()
         for view in self.transcript.messages:
             if isinstance(view, AssistantMessage) and view.speaker == UNNAMED:

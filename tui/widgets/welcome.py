@@ -10,8 +10,9 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from specllama.bench.scaled_pair import KINDS
+from specllama.models import catalog
 from specllama.models.refs import NO_DRAFT
-from specllama.text import sanitize_line, size
+from specllama.text import count, sanitize_line, size
 from specllama.tui.advice import guesses
 from specllama.tui.loader import EngineLoader, loading_words
 from specllama.tui.widgets.inked import Inked
@@ -169,6 +170,13 @@ DEMONSTRATION = (
 )
 
 
+def first_real() -> str:
+    """Return words for the real model that is offered first."""
+    pair = catalog.load()[catalog.FIRST]
+    name = f"{pair.family} {count(pair.target.params)}"
+    return f"{name}, {size(pair.bytes)}, {pair.licence}"
+
+
 class Welcome(Inked, Static):
     """The view of an empty conversation: a greeting, questions to ask and keys; with the bundled
     pair, a real one that would be fast here.
@@ -227,6 +235,8 @@ class Welcome(Inked, Static):
             parts.append((words, ""))
         here = "here" if short else "on this machine"
         parts += [
+            ("Ctrl+L ", "bold $primary"),
+            (f"gets {'' if short else 'a real model: '}{first_real()}\n", ink.muted),
             ("/demo ", "bold $primary"),
             (f"shows it pay {here}: {room} of disk, about a minute\n", ink.muted),
         ]

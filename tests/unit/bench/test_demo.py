@@ -111,7 +111,7 @@ def test_it_is_raced_in_pairs_of_several_prompts_until_it_is_sure() -> None:
     first = {run.lap: run.name for run in reversed(runs)}
     assert {first[0], first[1]} == {"plain", "drafted"}  # they take turns at being first
     assert way.same == way.of
-    report = scaled_pair.report(way, "because", scaled_pair.KINDS[0])
+    report = scaled_pair.report("a pair", way, "because", "Q8_0", 1)
     assert report["answer"] in ("YES", "NO", "CANNOT TELL YET")
 
 
