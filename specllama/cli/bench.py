@@ -54,7 +54,6 @@ Examples:
   specllama bench run                      the bundled pair, on and off
   specllama bench run --out before         write before.json and before.md
   specllama bench load http://127.0.0.1:8484     several clients of a running server
-  specllama bench scale --to 1b pair/      the bundled pair at the cost of 1 B
 """
 RUN_EPILOG = """\b
 Examples:
@@ -220,42 +219,6 @@ def _arms(
             fixed = own.replace(window="fixed", draft_max=k)
             arms.append(arm(f"{named}fixed {k}", params=fixed))
     return [*arms, *remote]
-
-
-@command.command("scale")
-@click.argument("out", type=click.Path(path_type=Path))
-@click.option("-m", "--model", "target", help="Target model; default: the bundled one.")
-@click.option("-d", "--draft-model", "draft", help="Draft model.")
-@click.option("--to", default="1b", show_default=True, help="Cost of the target: 300m, 1b, 3b, 7b.")
-@click.option("--draft-to", help="Cost of the draft; default: about a sixteenth of the target.")
-@json_option
-def scale(
-    out: Path, target: str | None, draft: str | None, to: str, draft_to: str | None, as_json: bool
-) -> None:
-    """Write a pair that costs as much as a large one.
-
-    It computes what the small pair does: real cost, unchanged text, for measurements where no large
-    model is at hand. Say so wherever a figure comes from a scaled pair.
-    """
-    from specllama.models.refs import resolve_pair
-    from specllama.models.scale import scale_pair
-
-    target_path, draft_path = resolve_pair(target or "tiny", draft)
-    if draft_path is None:
-        raise UsageError("scaling takes a pair", "give a draft model with -d")
-    try:
-        with Meter("writing") as bar:
-            written = scale_pair(
-                Path(target_path), Path(draft_path), out, to=to, draft_to=draft_to,
-                progress=bar.share,
-            )  # fmt: skip
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    if as_json:
-        output.json_line({"target": str(written[0]), "draft": str(written[1])})
-        return
-    for path in written:
-        output.line(str(path))
 
 
 def _remote(

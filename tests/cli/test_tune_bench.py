@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -212,12 +211,3 @@ def test_bench_run_refuses(
 ) -> None:
     assert invoke(["bench", "run", *flags]) == status
     assert words in capsys.readouterr().err
-
-
-def test_scaling_needs_no_package_of_its_own(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    monkeypatch.setattr("specllama.models.scale.write_gguf", lambda *args: None)
-    assert invoke(["bench", "scale", str(tmp_path / "pair"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["target"].endswith("scaled-1b.gguf")

@@ -18,9 +18,7 @@ from specllama.settings.params import GenerateParams
 from specllama.store.message_tree import StoredMessage
 from specllama.store.sessions import SessionStore
 from specllama.text import size
-from specllama.tui import race_runner
 from specllama.tui.downloads import Download, DownloadTold
-from specllama.tui.screens.race_screen import RaceScreen
 from specllama.tui.state import Preferences
 from specllama.tui.widgets import first_look
 from specllama.tui.widgets.drafted import RoundsRow
@@ -63,7 +61,6 @@ async def test_the_first_launch_plays_a_recorded_reply_and_then_says_what_to_do(
             assert words in d.shown
         pair = d.app.loader.machine.recommended()
         assert f"{pair.name}, {size(pair.bytes)} to download" in d.shown
-        assert "/demo shows it pay" in d.shown
         await d.say("Hello")
         assert not d.app.chat.query(FirstLook)
 
@@ -159,59 +156,6 @@ async def test_the_label_leaves_room_for_the_speed(start: Any, size: tuple[int, 
         assert re.search(r"F9 (lets it decide|decides)", d.shown)
         assert size[0] < 80 or "Not known yet" in d.shown
         assert re.search(r"\d tok/s", d.shown)
-
-
-async def test_the_pair_of_the_demonstration_is_raced_and_deleted_with_the_next_one(
-    start: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    made: list[Path] = []
-
-    def make(kind: Any, own: Path, progress: Any) -> tuple[Path, Path]:
-        made.append(own)
-        for name in ("t.gguf", "d.gguf"):
-            (own / name).write_bytes(b"weights")
-        return own / "t.gguf", own / "d.gguf"
-
-    monkeypatch.setattr(race_runner.scaled_pair, "make", make)
-    async with start(*["one two three"] * 40, target="tiny") as d:
-        await d.press(*"/demo", "enter", until=lambda: isinstance(d.app.screen, RaceScreen))
-        assert d.app.loader.wanted == (str(made[0] / "t.gguf"), str(made[0] / "d.gguf"))
-        assert not d.app.session.lent
-        assert Preferences.load().last_target == "tiny"
-        d.app.screen.dismiss(None)
-        await d.until(lambda: d.app.screen is d.app.chat)
-        assert made[0].exists()
-        d.app.switch_model(("tiny", None))
-        await d.until(lambda: d.app.loader.ready and d.app.loader.wanted == ("tiny", None))
-        await d.until(lambda: not made[0].exists())
-
-
-async def test_leaving_deletes_the_pair_of_the_demonstration(
-    start: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[Path] = []
-
-    def make(kind: Any, own: Path, progress: Any) -> tuple[Path, Path]:
-        made.append(own)
-        return own / "t.gguf", own / "d.gguf"
-
-    monkeypatch.setattr(race_runner.scaled_pair, "make", make)
-    async with start(*["one two three"] * 40, target="tiny") as d:
-        d.app.action_demo()
-        await d.until(lambda: made and d.app.demo.pair is not None)
-    assert not made[0].exists()
-
-
-async def test_without_room_there_is_no_demonstration_and_why(
-    start: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(race_runner.scaled_pair.memory, "available_memory", lambda: 1)
-    async with start(target="tiny") as d:
-        told: list[str] = []
-        monkeypatch.setattr(d.app, "notify", lambda words, **more: told.append(words))
-        d.app.action_demo()
-        assert "of memory are free" in told[0]
-        assert not d.app.demo.begun
 
 
 async def test_one_key_gets_a_real_model_and_opens_it(
@@ -321,7 +265,7 @@ async def test_all_that_is_said_is_seen(start: Any, size: tuple[int, int]) -> No
             await d.until(lambda: "Guess, check, keep" in d.shown)
             await d.until(lambda: "to download" in d.shown)
             assert "more below" not in d.shown
-            for words in (*FIVE, BUNDLED_EXAMPLES[0], "/demo"):
+            for words in (*FIVE, BUNDLED_EXAMPLES[0]):
                 assert words in d.shown, d.shown
             lines = [line.strip() for line in d.shown.split("\n")]
             above = next(i for i, line in enumerate(lines) if line.startswith("Guess")) - 1

@@ -9,7 +9,6 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
-from specllama.bench.scaled_pair import KINDS
 from specllama.models import catalog
 from specllama.models.refs import NO_DRAFT
 from specllama.text import count, sanitize_line, size
@@ -228,17 +227,13 @@ class Welcome(Inked, Static):
     def _of_the_bundled_pair(self, *, short: bool) -> list[Piece]:
         """Explain why it drafts in vain, where drafting pays, and what to get for real work."""
         ink, parts = self.ink, list[Piece]()
-        room = size(KINDS[0].bytes)
         if self.recorded is not None:
             played = f"Recorded: {self.recorded}. " if self.recorded else ""
             words = DEMONSTRATION_BRIEFLY if short else played + DEMONSTRATION
             parts.append((words, ""))
-        here = "here" if short else "on this machine"
         parts += [
             ("Ctrl+L ", "bold $primary"),
             (f"gets {'' if short else 'a real model: '}{first_real()}\n", ink.muted),
-            ("/demo ", "bold $primary"),
-            (f"shows it pay {here}: {room} of disk, about a minute\n", ink.muted),
         ]
         machine = self.loader.machine
         if (pair := machine.recommended()) is not None:

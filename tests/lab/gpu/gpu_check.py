@@ -120,7 +120,9 @@ class Check:
         begin = time.monotonic()
         for file, argv in part.pair.makers:
             if not Path(file).exists():
-                done = self.run(specllama(argv), seconds - (time.monotonic() - begin))
+                script = (sys.executable, "-P", *argv)
+                command = script if argv[0].endswith(".py") else specllama(argv)
+                done = self.run(command, seconds - (time.monotonic() - begin))
                 if done.status != 0:
                     return self._found(part, done, making=argv)
         argv = (part.tool, *part.argv) if part.tool else specllama(part.argv)

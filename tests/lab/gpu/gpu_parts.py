@@ -18,6 +18,7 @@ from specllama.paths import bundled_dir
 sys.path.append(str(Path(__file__).parents[1]))
 from peer_server import server_command  # of the laboratory, which lies above
 
+SCALE = Path(__file__).parents[3] / "models" / "recipe" / "scale.py"
 SIZES = {"300m": "20m", "1b": "60m", "3b": "180m", "7b": "400m"}  # of a target: of its draft
 KINDS = ("q4_k_m", "q8_0")
 LENGTHS = (2, 4, 8)
@@ -37,7 +38,7 @@ class Pair:
     Attributes:
         name: as the report calls it.
         target, draft: the files; ``draft`` None is a pair without one.
-        makers: specllama commands that write them, each with the file that it leaves.
+        makers: specllama commands, or a script, that write them, each with the file that it leaves.
         folder: where the makers work; it is removed behind the last part of the pair.
     """
 
@@ -84,7 +85,7 @@ def scaled(folder: Path, size: str, kind: str) -> Pair:
     draft = str(place / f"{Path(str(tiny.draft)).stem}-scaled-{small}.gguf")
     made = str(place / f"{size}-{kind}.gguf")
     makers = (
-        (draft, ("bench", "scale", str(place), "--to", size, "--draft-to", small, "--json")),
+        (draft, (str(SCALE), str(place), "--to", size, "--draft-to", small)),
         (made, ("quantize", target, made, "--type", kind, "--requantize", "--json")),
     )
     return Pair(f"{size} {kind}", made, draft, makers, str(place))
