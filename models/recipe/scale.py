@@ -303,8 +303,9 @@ def main() -> None:
     parser.add_argument("--to", default="1b", choices=PRESETS, help="cost of the target")
     parser.add_argument("--draft-to", choices=DRAFT_PRESETS, help="cost of the draft model")
     a = parser.parse_args()
-    target, draft = map(Path, resolve_pair(a.model, a.draft_model))
-    for path in scale_pair(target, draft, a.out, to=a.to, draft_to=a.draft_to):
+    target, draft = resolve_pair(a.model, a.draft_model)
+    assert draft is not None, "scaling takes a pair: give a draft model with -d"
+    for path in scale_pair(Path(target), Path(draft), a.out, to=a.to, draft_to=a.draft_to):
         print(path)
 
 

@@ -1,4 +1,6 @@
-"""Record the reply that the app plays on its first launch: ``python record_first_look.py TARGET DRAFT NAME``.
+"""Record the reply that the app plays on its first launch.
+
+``python record_first_look.py TARGET DRAFT NAME``
 
 It takes a pair that drafting pays for, lets it answer a few times, and writes the fastest of the
 replies that were surely faster than plain, as a round log without folders and hashes. Run it on a
