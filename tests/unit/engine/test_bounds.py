@@ -147,7 +147,8 @@ def test_how_long_a_pass_may_take() -> None:
 
 
 def test_a_watchdog_counts_what_it_saw() -> None:
-    now, pulse = [0.0], Pulse(10.0)
+    now, pulse = [0.0], Pulse()
+    pulse.expect(10.0)
     dog = Watchdog(pulse, lambda: now[0])
 
     def after(seconds: float) -> bool:
