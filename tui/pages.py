@@ -13,10 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from textual import on
 from textual.app import SystemCommand
 from textual.screen import Screen
-from textual.widgets import OptionList
 
 from specllama.errors import SpecllamaError
 from specllama.interface import Message
@@ -29,7 +27,6 @@ from specllama.tui.record import Record
 from specllama.tui.screens.chat_screen import ChatScreen
 from specllama.tui.screens.page import Page
 from specllama.tui.widgets.inked import ThemedApp
-from specllama.tui.widgets.sidebar import Sidebar
 
 if TYPE_CHECKING:
     from specllama.tui.screens.settings_screen import SheetValues
@@ -85,14 +82,6 @@ class PagedApp(ThemedApp):
             await self.chat.show_conversation()
 
         self.chat.when_idle(go)
-
-    @on(Sidebar.Chosen)
-    def _resume_or_begin(self, event: Sidebar.Chosen) -> None:
-        if event.session is None:
-            self.action_new_chat()
-        elif event.session != self.chat.session.id:
-            self.resume_session(event.session)
-        self.chat.prompt.focus()
 
     def action_new_chat(self) -> None:
         self.chat.when_idle(self._new_chat)
@@ -244,10 +233,6 @@ class PagedApp(ThemedApp):
         from specllama.tui.screens.sessions_screen import SessionsScreen
 
         store, session = self.chat.store, self.chat.session
-        sidebar = self.chat.query_one(Sidebar)
-        if self.screen is self.chat and sidebar.display and not sidebar.has_focus_within:
-            sidebar.query_one(OptionList).focus()
-            return
 
         def chosen(found: str | None) -> None:
             if found is not None:
@@ -273,7 +258,6 @@ class PagedApp(ThemedApp):
                 if loader.possible:
                     self.action_reload()
             self.save_prefs()
-            chat.show_sidebar()
             self.theme = self.prefs.theme
             self.redraw()
 

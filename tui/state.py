@@ -49,7 +49,6 @@ class Preferences:
     view: str = "text"
     animation: str = "auto"
     show_panel: bool = True
-    show_sidebar: bool = True
     first_look: bool = True  # the demonstration is still to be shown
     last_target: str = ""
     last_draft: str = ""

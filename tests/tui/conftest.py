@@ -18,7 +18,7 @@ from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import FlushPace
 from specllama.tui.screens import sessions_screen
 from specllama.tui.state import Preferences
-from specllama.tui.widgets import first_look, sidebar
+from specllama.tui.widgets import first_look
 
 # A pause of the pilot ends when the app was idle for so long. There are thousands of pauses.
 _wait.SLEEP_GRANULARITY = 0.01
@@ -80,7 +80,7 @@ def one_machine(monkeypatch: pytest.MonkeyPatch, nobody_else: Path) -> None:
     monkeypatch.setattr(memory, "available_memory", lambda: int(6e9))
     monkeypatch.setattr(memory, "total_memory", lambda: int(16e9))
     monkeypatch.setattr(memory, "repacked_types", lambda: frozenset({"Q4_0"}))
-    monkeypatch.setattr(sidebar, "age", lambda seconds: "just now")
+    monkeypatch.setattr(sessions_screen, "age", lambda seconds: "just now")
     monkeypatch.setattr(sessions_screen, "date", lambda when_s: "12 November 2026, 09:30")
     monkeypatch.setattr(first_look, "FRAMES", 1 / 3600)
     monkeypatch.setattr(clipboard, "here", lambda: Path("/"))

@@ -26,7 +26,6 @@ from specllama.store.sessions import SessionStore
 from specllama.tui.app import SpecllamaApp
 from specllama.tui.bridge import FlushPace
 from specllama.tui.screens import sessions_screen
-from specllama.tui.widgets import sidebar as days
 
 Steps = Callable[[Pilot[int]], Awaitable[None]]
 WIDE, MIDDLE, USUAL, SMALL = (120, 36), (100, 30), (80, 24), (60, 16)
@@ -172,7 +171,9 @@ def test_sessions(
     now_s = 1_800_014_400.0  # noon, so that it is the same day everywhere
     monkeypatch.setattr("specllama.store.sessions.time.time", lambda: now_s)
     monkeypatch.setattr(sessions_screen, "date", lambda when_s: "14 January 2027, 12:00")
-    monkeypatch.setattr(sessions_screen, "moment", lambda when_s, now_s: days.age(now_s - when_s))
+    monkeypatch.setattr(
+        sessions_screen, "moment", lambda when_s, now_s: sessions_screen.age(now_s - when_s)
+    )
     if look == "mono":
         monkeypatch.setenv("NO_COLOR", "1")
     said = "A fox praised a crow: what a voice! The crow sang, and the cheese fell."

@@ -33,10 +33,6 @@ class ActingScreen(TurnScreen):
 
     copy_text: Callable[[str], object]
 
-    def show_sidebar(self) -> None:
-        """Show that the list of conversations has changed."""
-        raise NotImplementedError
-
     # ------------------------------------------------------------------ messages
 
     async def send(self, text: str) -> None:
@@ -74,7 +70,6 @@ class ActingScreen(TurnScreen):
                 await self._replace(index, ask)
                 return
         await self.begin(ask, self._reply(index + 1), UserMessage(index, text))
-        self.show_sidebar()
 
     async def _replace(self, index: int, edit: Callable[[], Iterator[Event]]) -> None:
         """Show the reply at ``index`` as it was edited."""

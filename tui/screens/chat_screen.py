@@ -36,7 +36,6 @@ from specllama.tui.widgets.inked import Keys, ThemedApp
 from specllama.tui.widgets.message import AssistantMessage, MessageView, UserMessage
 from specllama.tui.widgets.panel import LivePanel, PanelTabs
 from specllama.tui.widgets.prompt import Prompt
-from specllama.tui.widgets.sidebar import Sidebar
 from specllama.tui.widgets.stats_strip import StatsStrip
 from specllama.tui.widgets.transcript import Transcript
 from specllama.tui.widgets.welcome import TopBar, Welcome, next_example
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
 
 TWICE_S = 1.5  # within which a key is pressed twice
 FLAT = 20  # rows below which the conversation needs that of the rounds
-SIDEBAR = 160  # columns from which other conversations are listed alongside this one
 
 
 class ChatScreen(ActingScreen):
@@ -93,7 +91,6 @@ class ChatScreen(ActingScreen):
         yield TopBar(self.loader, id="top")
         yield PanelTabs(id="panel-tabs")
         with Horizontal(id="talk"):
-            yield Sidebar(self.store, id="sidebar")
             yield Transcript(id="transcript")
             yield LivePanel(
                 self.strip,
@@ -124,7 +121,6 @@ class ChatScreen(ActingScreen):
         flat = self.size.height < FLAT
         for name, holds in (("-beside", self.beside), ("-tabs", not self.beside), ("-flat", flat)):
             self.set_class(holds, name)
-        self.show_sidebar()
         # More keys need the room that the palette's takes.
         width, footer = self.size.width, self.query_one(Footer)
         footer.show_command_palette = 72 <= width < 100 or width >= 124
@@ -148,17 +144,6 @@ class ChatScreen(ActingScreen):
             views[-1].version = session.version(index)
         await self.transcript.fill(views, None if views else self._welcome())
         self.count_context()
-        self.show_sidebar()
-
-    def show_sidebar(self) -> None:
-        """List the conversations next to this one, where there is room and they are wanted."""
-        shown = self.size.width >= SIDEBAR and self.prefs.show_sidebar
-        self.set_class(shown, "-sidebar")
-        if shown:
-            self.query_one(Sidebar).show(self.session.id)
-
-    def on_screen_resume(self) -> None:
-        self.show_sidebar()  # another page may have changed the list
 
     def _welcome(self) -> Widget:
         """Return the view of an empty conversation; the first time, an introduction."""
@@ -214,7 +199,6 @@ class ChatScreen(ActingScreen):
 
     async def turn_ended(self, failed: bool) -> None:
         self.resting.used()
-        self.show_sidebar()
         if failed:
             self.take_back_queue()
         else:
@@ -250,9 +234,6 @@ class ChatScreen(ActingScreen):
 
     def action_to_end(self) -> None:
         self.transcript.to_end()
-
-    def action_to_prompt(self) -> None:
-        self.prompt.focus()
 
     def action_stop(self) -> None:
         """Handle Esc: leave the edited message, or stop the reply; at rest, empty the prompt when

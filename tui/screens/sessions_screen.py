@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from typing import ClassVar
 
 from textual import events, on
@@ -21,11 +22,42 @@ from specllama.store.sessions import SessionStore, SessionSummary, StoredSession
 from specllama.text import number_of, sanitize, sanitize_line
 from specllama.tui.screens.page import Page
 from specllama.tui.widgets.inked import Inked
-from specllama.tui.widgets.sidebar import date, heading, moment
 
 _CHARS = 6000  # of the last messages
 _EXCERPT = 300
 _EXCERPTS = 20
+
+
+def age(seconds: float) -> str:
+    """Format an age of less than a day: "just now", "5 min ago", "3 h ago"."""
+    if seconds < 60:
+        return "just now"
+    return f"{seconds // 60:.0f} min ago" if seconds < 3600 else f"{seconds // 3600:.0f} h ago"
+
+
+def heading(when_s: float, now_s: float) -> str:
+    """Return the heading for the conversations of a day, or of a month if that is long ago:
+    "Today", "Yesterday", "Monday", "October", "December 2025"."""
+    then, now = datetime.fromtimestamp(when_s), datetime.fromtimestamp(now_s)
+    days = (now.date() - then.date()).days
+    if days < 2:
+        return "Yesterday" if days == 1 else "Today"
+    return then.strftime("%A" if days < 7 else "%B" if then.year == now.year else "%B %Y")
+
+
+def moment(when_s: float, now_s: float) -> str:
+    """Format a time under such a heading: "5 min ago", "14:05", "12 Oct"."""
+    then, now = datetime.fromtimestamp(when_s), datetime.fromtimestamp(now_s)
+    days = (now.date() - then.date()).days
+    if days < 1:
+        return age(max(0.0, now_s - when_s))
+    return f"{then:%H:%M}" if days < 7 else f"{then.day} {then:%b}"
+
+
+def date(when_s: float) -> str:
+    """Format a date: "23 November 2026, 14:05"."""
+    then = datetime.fromtimestamp(when_s)
+    return f"{then.day} {then:%B %Y, %H:%M}"
 
 
 def marked(text: str, wanted: Sequence[str]) -> Content:

@@ -151,8 +151,6 @@ GROUPS: dict[str, tuple[Field, ...]] = {
         Field("theme", "theme", "Colors of the app.", "look"),
         Field("view", "replies", "As text, as drafted, or with the refused guesses. F2"
               " changes it, too.", "look", choices=tuple(VIEWS)),
-        Field("show_sidebar", "list of chats", "Beside the conversation, from 160 columns.",
-              "look"),
         Field("animation", "animation", "none is best over slow connections.", "look",
               choices=("auto", "full", "none")),
     ),
