@@ -33,6 +33,7 @@ from specllama.engine.seating import Seats
 from specllama.errors import EngineError, UsageError
 from specllama.events import Event, Report
 from specllama.interface import (
+    Closes,
     EngineFigures,
     EngineInfo,
     Message,
@@ -58,7 +59,7 @@ class _Ahead(NamedTuple):
     begun: float
 
 
-class Engine:
+class Engine(Closes):
     """The engine: it generates text from one loaded target and drafts with the available methods.
 
     Not for two threads at once: the second one's call raises EngineError. Threads that want replies
@@ -150,12 +151,6 @@ class Engine:
     def inexact(self) -> bool:
         """True if a row of the first slot can differ from that of plain decoding by rounding."""
         return self._slots[0].inexact
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Free the models, from any thread: running conversations end first, as in ``abort``."""

@@ -30,6 +30,7 @@ import msgspec
 
 from specllama.errors import SpecllamaError, StoreError, UsageError
 from specllama.files import DAMAGE
+from specllama.interface import Closes
 from specllama.paths import sessions_file
 from specllama.replies import attach
 from specllama.store import database, search, states
@@ -82,7 +83,7 @@ class ContinuedElsewhere(StoreError):
     """An error: another process has written to the session since it was read."""
 
 
-class SessionStore:
+class SessionStore(Closes):
     """The sessions file. Safe to use from several threads and processes."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, notices: Sequence[str]) -> None:
@@ -149,12 +150,6 @@ class SessionStore:
                     logger.warning("the last messages were not stored: %s is locked", self.path)
             self._waiting.clear()
             self._db.close()
-
-    def __enter__(self) -> SessionStore:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def create(
         self, *, title: str = "", system: str = "", settings: dict[str, Any] | None = None
