@@ -88,7 +88,6 @@ class ResponsesRequest(Asked, kw_only=True):
     background: bool | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
-    truncation: str | None = None
     tools: list[ResponsesTool] | None = None
     tool_choice: str | ToolChoice | None = None
     parallel_tool_calls: bool | None = None

@@ -356,11 +356,8 @@ class SessionStore(Closes):
             UsageError: more than one matches.
         """
         if selector == "last":
-            newest = self.summaries(limit=1)
-            if not newest and self._lost:
-                raise StoreError(self._lost)
-            if not newest:
-                raise StoreError("there is no stored session yet")
+            if not (newest := self.summaries(limit=1)):
+                raise StoreError(self._lost or "there is no stored session yet")
             return newest[0].id
         rows = self._rows(
             "SELECT id FROM sessions WHERE deleted_s IS NULL "
