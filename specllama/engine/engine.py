@@ -32,14 +32,7 @@ from specllama.engine.scheduler import Running, Scheduler
 from specllama.engine.seating import Seats
 from specllama.errors import EngineError, UsageError
 from specllama.events import Event, Report
-from specllama.interface import (
-    Closes,
-    EngineFigures,
-    EngineInfo,
-    Message,
-    Prompt,
-    ToolSyntax,
-)
+from specllama.interface import Closes, EngineFigures, EngineInfo, Message, Prompt, ToolSyntax
 from specllama.settings.params import SEED_DRAWN, EngineOptions, GenerateParams
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.sampling import SamplerChain
