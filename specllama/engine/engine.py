@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -119,12 +119,9 @@ class Engine(Closes):
         return len(self._scheduler) - reading < len(self._slots)
 
     @property
-    def drafters(self) -> tuple[str, ...]:
-        return tuple(self._slots[0].drafters)
-
-    def drafter(self, name: str) -> Drafter:
-        """Return that drafter of the first slot."""
-        return self._slots[0].drafters[name]
+    def drafters(self) -> Mapping[str, Drafter]:
+        """Those of the first slot."""
+        return self._slots[0].drafters
 
     @property
     def windows(self) -> Windows:

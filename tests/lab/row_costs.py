@@ -51,7 +51,7 @@ def main() -> None:
     print(f"{args.m.rpartition('/')[2]}, {layout}, {engine.info.exactness}")
     prompts = split(load_prompts(), args.prompts)[0]
     text = [token for prompt in prompts for token in engine.encode(prompt.content)[0]]
-    drafter = engine.drafter("draft") if "draft" in engine.drafters else None
+    drafter = engine.drafters.get("draft")
     lane = getattr(drafter, "lane", None)
     costs = pass_costs(engine.target, lane, text[:256], repetitions=3)
 
