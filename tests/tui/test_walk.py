@@ -99,29 +99,6 @@ def test_a_refused_sibling_is_told_what_was_drawn_in_its_place() -> None:
         assert ("␣other" in line) <= ("p/q" not in line)  # nobody knows the residual
 
 
-def test_the_likeliest_stand_beside_the_guesses_where_there_is_room() -> None:
-    events = list(DemoEngine().generate("x", GenerateParams(seed=1, draft_max=4, chances=3)))
-    some = record_of("t", events).rounds
-    done = next(one for one in some if 0 < one.accepted < len(one.drafted))
-    wide = walk.table(done, 2, UNICODE, INK, 110).plain.splitlines()
-    assert wide[0].endswith("target's likeliest")
-    at = wide[0].index("target's likeliest")
-    beside = [line[at:] for line in wide[1 : 1 + len(done.drafted)]]
-    judged = done.accepted + 1
-    for i, text in enumerate(beside[:judged]):
-        place = done.chances[i]
-        assert text.split()[0] == walk.token_text(done.emitted_text[i])
-        assert text == walk.likeliest(place)
-        assert text.count("%") == 3
-    assert not any(beside[judged:])
-    assert wide[-1].strip() == f"likeliest there: {walk.likeliest(done.chances[-1])}"
-    narrow = walk.table(done, 2, UNICODE, INK, 60).plain
-    assert "target's likeliest" not in narrow
-    assert "likeliest there" in narrow
-    unasked = dataclasses.replace(done, chances=())
-    assert "T adds the three likeliest" in walk.table(unasked, 2, UNICODE, INK, 110).plain
-
-
 def test_what_nobody_knows_has_no_column() -> None:
     done = rounds(Reply("One two three four five six", accept=(1,)))[1]
     head = walk.table(done, 2, UNICODE, INK, 110).plain.splitlines()[0].split()
