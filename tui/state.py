@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from specllama import paths
 from specllama.files import DAMAGE
 from specllama.text import encodable
@@ -160,17 +162,10 @@ class DraftFile:
 
     def load(self) -> Unsent:
         """Read what the app left before. The messages that waited are now the caller's."""
-        try:
-            data = json.loads(_read(self.path) or "{}")
-            found = [data.get(f.name) for f in dataclasses.fields(Unsent)]
+        try:  # not msgspec's own reader: halves of characters may have been typed
+            return msgspec.convert(json.loads(_read(self.path) or "{}"), Unsent)
         except DAMAGE:
             return Unsent()
-        match found:
-            case [str(text), dict(pastes), waiting]:
-                kept = {k: v for k, v in pastes.items() if isinstance(v, str)}
-                texts = waiting if isinstance(waiting, list) else []
-                return Unsent(text, kept, [one for one in texts if isinstance(one, str)])
-        return Unsent()
 
     def save(self, text: str, pastes: dict[str, str]) -> bool:
         self._now.text, self._now.pastes = text, pastes
