@@ -132,15 +132,13 @@ class GroupedCommand(click.Command):
                 raise
             raise _instead(error, ctx) from None
         except click.UsageError as error:
-            if "unexpected extra argument" not in error.message or not self._has_model():
+            takes_model = any(param.name == "model" for param in self.params)
+            if "unexpected extra argument" not in error.message or not takes_model:
                 raise
             line = f"specllama {ctx.info_name} -m MODEL"
             raise click.UsageError(
                 f"{error.message}; a model goes with -m, a prompt into quotes: {line}", ctx
             ) from None
-
-    def _has_model(self) -> bool:
-        return any(param.name == "model" for param in self.params)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}

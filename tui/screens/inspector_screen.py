@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import ClassVar
 
 from textual import on
@@ -11,7 +10,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
-from textual.timer import Timer
 from textual.widgets import Static
 
 from specllama.events import RoundDone
@@ -82,7 +80,6 @@ def rounds_line(rounds: list[RoundDone], at: int, glyphs: Glyphs, ink: Ink, widt
     return Content.assemble(*parts)
 
 
-STAGE_S = 0.9
 ROWS = 30  # columns of the rounds alongside the walk, on a wide terminal
 FIGURES = 34  # lines from which there is room for the figures of the reply
 
@@ -91,7 +88,7 @@ class InspectorScreen(Page):
     TITLE = "Round inspector"
     HELP = """
     Right and Left step through the stages of a round: what was drafted, what the target said in
-    its one pass, what was committed. N and P go to the next and previous round, Space plays.
+    its one pass, what was committed. N and P go to the next and previous round.
     Another reply: Tab to it in the chat, then I.
 
     Each row at the left is a round: as long as it took, with the tokens that it wrote; green won
@@ -110,7 +107,6 @@ class InspectorScreen(Page):
         Binding("left,h", "stage(-1)", "Back a step", show=False, id="inspector.unstep"),
         Binding("n,pagedown,down", "round(1)", "Next round", id="inspector.next"),
         Binding("p,pageup,up", "round(-1)", "Previous", id="inspector.previous"),
-        Binding("space", "play", "Play", id="inspector.play"),
         Binding("home", "edge(0)", "First round", show=False, id="inspector.first"),
         Binding("end", "edge(1)", "Last round", show=False, id="inspector.last"),
         Binding("ctrl+s", "app.show('export')", "Save", id="app.export"),
@@ -121,7 +117,6 @@ class InspectorScreen(Page):
         self.following = follow
         self._take(record)
         self.stage = 0
-        self._timer: Timer | None = None
 
     def _take(self, record: Record) -> None:
         self.record = record
@@ -193,8 +188,6 @@ class InspectorScreen(Page):
             self._go(self.at - 1, 2)
         elif 0 <= stage <= 2:
             self._go(self.at, stage)
-        else:
-            self._stop()
         self._moved(step)
 
     def action_round(self, step: int) -> None:
@@ -204,25 +197,6 @@ class InspectorScreen(Page):
     def action_edge(self, end: int) -> None:
         self._go(len(self.record.rounds) - 1 if end else 0, 2 if end and self.record.live else 0)
         self._moved(end)
-
-    # ------------------------------------------------------------------ playing
-
-    def action_play(self) -> None:
-        if self.playing:
-            self._stop()
-        else:
-            self._timer = self.set_interval(STAGE_S, partial(self.action_stage, 1))
-            self._title()
-
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.stop()
-            self._timer = None
-        self._title()
-
-    @property
-    def playing(self) -> bool:
-        return self._timer is not None
 
     # ------------------------------------------------------------------ drawing
 
@@ -238,9 +212,8 @@ class InspectorScreen(Page):
             self._show()
 
     def _title(self) -> None:
-        mark = "▶" if self.playing else "❚❚"
-        state = "live" if self.following and self.record.live else mark
-        self.set_title(self.TITLE or "", f"{state}   {self.record.title}")
+        state = "live   " if self.following and self.record.live else ""
+        self.set_title(self.TITLE or "", f"{state}{self.record.title}")
 
     def _show(self) -> None:
         self._title()
