@@ -37,7 +37,6 @@ from specllama.store.sessions import SessionStore
 from specllama.text import size
 from specllama.tui import advice, clipboard, keymap
 from specllama.tui.bridge import Clock, FlushPace, monotonic
-from specllama.tui.commands import Palette
 from specllama.tui.downloads import Downloads, DownloadTold
 from specllama.tui.loader import EngineLoader, Pair, lasting_pair
 from specllama.tui.messages import (
@@ -47,7 +46,7 @@ from specllama.tui.messages import (
     EngineLoading,
     EngineReady,
 )
-from specllama.tui.pages import PagedApp
+from specllama.tui.pages import PagedApp, Palette
 from specllama.tui.race_runner import DemoPair, DemoTold
 from specllama.tui.screens.chat_screen import ChatScreen
 from specllama.tui.screens.page import Page

@@ -1,18 +1,20 @@
-"""The pages opened from the chat, each with its opening and the effect of its answer.
+"""The pages opened from the chat, each with its opening and the effect of its answer, and the
+palette, which names every action, method and stored conversation.
 
-The keymap names them. A page is imported when it is opened, so that the first frame comes early.
+The keymap names the pages. A page is imported when it is opened, so that the first frame comes early.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from textual import on
+from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.screen import Screen
 from textual.widgets import OptionList
 
@@ -20,7 +22,9 @@ from specllama.errors import SpecllamaError
 from specllama.interface import Message
 from specllama.settings.params import EngineOptions, GenerateParams, Repacking
 from specllama.text import sanitize_line
+from specllama.tui.keymap import ACTIONS
 from specllama.tui.loader import Pair
+from specllama.tui.messages import ActionAsked
 from specllama.tui.record import Record
 from specllama.tui.screens.chat_screen import ChatScreen
 from specllama.tui.screens.page import Page
@@ -288,3 +292,57 @@ def self_contained(svg: str) -> str:
     """Remove the fonts that a drawing of Rich or Textual would fetch: use the reader's own."""
     svg = FONTS.sub("", svg).replace(FONT, "font-family: ui-monospace, Menlo, Consolas, ")
     return UNFIT.sub("\ufffd", svg)
+
+
+SESSIONS_LISTED = 30
+
+
+Found = tuple[str, Callable[[], object], str | None]
+"""Words, their action, and help."""
+
+
+class Palette(Provider):
+    """Every action of the keymap, by name; for words that are typed also methods and chats."""
+
+    async def discover(self) -> Hits:
+        for label, act, help in self._actions():
+            yield DiscoveryHit(label, act, help=help)
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        for label, act, help in (*self._actions(), *self._methods(), *self._sessions()):
+            score = max(matcher.match(label), 0.8 * matcher.match(help or ""))
+            if score > 0:
+                yield Hit(score, matcher.highlight(label), act, help=help)
+
+    @property
+    def _app(self) -> PagedApp:
+        return cast(PagedApp, self.app)
+
+    def _asked(self, action: str) -> Callable[[], object]:
+        return lambda: self._app.post_message(ActionAsked(action))
+
+    def _actions(self) -> Iterator[Found]:
+        """Yield every action, and every word that may follow it."""
+        for one in ACTIONS:
+            help = f"{one.help} ({one.keys})" if one.keys else one.help
+            yield one.label, self._asked(one.action), help
+            for word in one.words:
+                yield f"{one.label}: {word}", self._asked(f"{one.action}('{word}')"), one.help
+
+    def _methods(self) -> Iterator[Found]:
+        from specllama.tui.widgets.race_tables import choices
+
+        for method in choices(self._app.chat.loader.info):
+            if method.available:
+                title = f"Draft with: {sanitize_line(method.label)}"
+                yield title, self._asked(f"use_method({method.name!r})"), None
+
+    def _sessions(self) -> Iterator[Found]:
+        try:
+            found = self._app.chat.store.summaries(limit=SESSIONS_LISTED)
+        except SpecllamaError:
+            return
+        for one in found:
+            resume = partial(self._app.resume_session, one.id)
+            yield f"Resume: {sanitize_line(one.title)}", resume, None
