@@ -1,7 +1,7 @@
 """The pages opened from the chat, each with its opening and the effect of its answer, and the
 palette, which names every action, method and stored conversation.
 
-The keymap names the pages. A page is imported when it is opened, so that the first frame comes early.
+The keymap names the pages. A page is imported when it is opened: so the first frame comes early.
 """
 
 from __future__ import annotations

@@ -6,10 +6,11 @@ from demo_engine import DemoEngine
 from fakes import Reply, ScriptedEngine
 from textual.theme import BUILTIN_THEMES
 
-from specllama.events import RoundDone, Started
+from specllama.events import RoundDone
 from specllama.figures import depths
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.method import Facts, menu
+from specllama.told import news
 from specllama.tui.record import Record, fate_of, glyph_run
 from specllama.tui.screens import inspector_screen
 from specllama.tui.themes import DARK, UNICODE, ink_for
@@ -56,10 +57,7 @@ def test_a_residual_sample_is_not_called_the_targets_choice(rule: str) -> None:
             "x", GenerateParams(seed=1, draft_max=4, verify=verify)
         )
         for event in events:
-            if isinstance(event, Started):
-                record.begin(event)
-            elif isinstance(event, RoundDone):
-                record.add([event])
+            record.take(news(event))
     second = record.starts[1][0]
     assert [record.verify_at(i) for i in (0, second - 1, second)] == ["match", "match", rule]
     for at, words in ((1, "own choice"), (second + 1, "drawn from the residual")):
