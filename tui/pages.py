@@ -1,7 +1,6 @@
-"""The pages opened from the chat, each with its opening and the effect of its answer, and the
-palette, which names every action, method and stored conversation.
+"""The pages opened from the chat, and the palette of all actions, methods and conversations.
 
-The keymap names the pages. A page is imported when it is opened: so the first frame comes early.
+Each page has its opening here and the effect of its answer; the keymap names them. A page is imported when it is opened: so the first frame comes early.
 """
 
 from __future__ import annotations
