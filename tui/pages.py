@@ -1,6 +1,7 @@
 """The pages opened from the chat, and the palette of all actions, methods and conversations.
 
-Each page has its opening here and the effect of its answer; the keymap names them. A page is imported when it is opened: so the first frame comes early.
+Each page has its opening here and the effect of its answer; the keymap names them. A page is
+imported when it is opened, so that the first frame comes early.
 """
 
 from __future__ import annotations
