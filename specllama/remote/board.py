@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from time import monotonic
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from specllama.rates import share
 from specllama.remote.answers import Counters
@@ -74,9 +74,7 @@ class BoardLine:
 
 
 class ServerWatch(ABC):
-    """A view of a server, from its events; ``legend`` explains its words."""
-
-    legend: ClassVar[str]
+    """A view of a server, from its events; ``LEGEND`` explains its words."""
 
     @abstractmethod
     def take(self, event: dict[str, Any]) -> None:
@@ -99,7 +97,6 @@ class ServerWatch(ABC):
 class Board(ServerWatch):
     """A server's state, as its events show it."""
 
-    legend = _LANES
     model: str = ""
     lanes: int = 0
     running: int = 0
@@ -198,7 +195,6 @@ def event_of(name: str, model: str, told: Counters) -> dict[str, Any]:
 class Gauges(ServerWatch):
     """The remembered readings of one server's counters."""
 
-    legend = _COUNTERS
     title: str
     _looks: deque[tuple[float, Counters]] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
