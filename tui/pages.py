@@ -10,16 +10,17 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from textual.app import SystemCommand
 from textual.screen import Screen
 
 from specllama.errors import SpecllamaError
 from specllama.interface import Message
+from specllama.paths import private_folder
 from specllama.settings.params import EngineOptions, GenerateParams, Repacking
-from specllama.text import sanitize_line
+from specllama.text import encodable, sanitize_line
+from specllama.tui import clipboard
 from specllama.tui.keymap import ACTIONS
 from specllama.tui.loader import Pair
 from specllama.tui.messages import ActionAsked
@@ -274,23 +275,24 @@ class PagedApp(ThemedApp):
             changed,
         )
 
-    def show_export(self) -> None:
-        """Save the screen's content, as documents and as a picture."""
-        from specllama.tui.screens.export_screen import Export, ExportScreen
-
-        screen = self.screen
-        if isinstance(screen, ExportScreen):
-            return
-        picture = self_contained(self.export_screenshot(title="specllama"))
-        exports = [*getattr(screen, "exports", list)()]
-        name = type(screen).__name__.removesuffix("Screen")
-        exports.append(Export("The screen", f"specllama {name}", {"svg": lambda: picture}))
-
-        def saved(path: Path | None) -> None:
-            if path is not None:
-                self.notify(sanitize_line(str(path.absolute())), title="Saved", markup=False)
-
-        self.push_screen(ExportScreen(exports), saved)
+    def action_export(self, how: str = "") -> None:
+        """Save the conversation to a new file, or a picture of the page on top."""
+        session, screen = self.chat.session, self.screen
+        how = how or ("md" if screen is self.chat and session.messages else "svg")
+        if how == "svg":
+            title = f"specllama {type(screen).__name__.removesuffix('Screen')}"
+            text = self_contained(self.export_screenshot(title="specllama"))
+        else:
+            title, text = session.title, session.export(cast(Literal["md", "json"], how))
+        path = clipboard.export_path(title, how)
+        try:
+            private_folder(path.parent)
+            path.write_text(encodable(text), "utf-8")
+        except OSError as error:
+            words = f"it cannot be saved in {path.parent}: {error.strerror or error}"
+            self.notify(sanitize_line(words), severity="error", markup=False)
+        else:
+            self.notify(sanitize_line(str(path.absolute())), title="Saved", markup=False)
 
 
 FONTS = re.compile(r"@font-face\s*\{[^}]*\}\s*")

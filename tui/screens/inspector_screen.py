@@ -83,7 +83,7 @@ class InspectorScreen(Page):
         Binding(
             "t", "app.ask('record_likeliest')", "Top three", show=False, id="inspector.likeliest"
         ),
-        Binding("ctrl+s", "app.show('export')", "Save", id="app.export"),
+        Binding("ctrl+s", "app.export", "Save", id="app.export"),
     ]
 
     def __init__(self, record: Record, *, follow: bool = False) -> None:
