@@ -15,7 +15,7 @@ from specllama.errors import PromptTooLong
 from specllama.settings.params import THINK
 from specllama.store.sessions import SessionStore
 from specllama.tui.clipboard import END, START, PasteParser
-from specllama.tui.widgets.completions import Completions
+from specllama.tui.widgets.above_prompt import Completions
 from specllama.tui.widgets.transcript import Note
 
 

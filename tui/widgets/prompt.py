@@ -21,7 +21,7 @@ from specllama.errors import PromptTooLong, SpecllamaError, UsageError
 from specllama.replies import attach
 from specllama.tui.messages import ActionAsked, PromptSubmitted, StorageFailed
 from specllama.tui.state import DraftFile, PromptHistory
-from specllama.tui.widgets.completions import Attached, Completions, complete
+from specllama.tui.widgets.above_prompt import Attached, Completions, complete
 
 # The editor wraps and draws all of its text; with a megabyte, every key would be slow.
 FOLD_PASTE_CHARS, FOLD_PASTE_LINES = 6000, 40
