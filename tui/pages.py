@@ -279,18 +279,18 @@ class PagedApp(ThemedApp):
         """Save the conversation to a new file, or a picture of the page on top."""
         session, screen = self.chat.session, self.screen
         how = how or ("md" if screen is self.chat and session.messages else "svg")
-        if how == "svg":
-            title = f"specllama {type(screen).__name__.removesuffix('Screen')}"
-            text = self_contained(self.export_screenshot(title="specllama"))
-        else:
-            title, text = session.title, session.export(cast(Literal["md", "json"], how))
-        path = clipboard.export_path(title, how)
         try:
+            if how == "svg":
+                title = f"specllama {type(screen).__name__.removesuffix('Screen')}"
+                text = self_contained(self.export_screenshot(title="specllama"))
+            else:
+                title, text = session.title, session.export(cast(Literal["md", "json"], how))
+            path = clipboard.export_path(title, how)
             private_folder(path.parent)
             path.write_text(encodable(text), "utf-8")
-        except OSError as error:
-            words = f"it cannot be saved in {path.parent}: {error.strerror or error}"
-            self.notify(sanitize_line(words), severity="error", markup=False)
+        except (OSError, SpecllamaError) as error:
+            words = getattr(error, "strerror", None) or str(error)
+            self.notify(f"It cannot be saved: {words}", severity="error", markup=False)
         else:
             self.notify(sanitize_line(str(path.absolute())), title="Saved", markup=False)
 
