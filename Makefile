@@ -1,5 +1,5 @@
 # Both commands work from a fresh clone with Python 3.11+, pip, make and a C++ compiler.
-#   make chat   install, then chat with the bundled pair (offline)
+#   make chat   install, get a real model (98 MB), chat with it; PAIR=tiny: the bundled pair
 #   make test   install with the test extras, then run every test
 #   make families LLAMA_CPP=FOLDER   compare chat prompts with llama.cpp's own (its source there)
 #   make archs MODELS=FOLDER         draft every architecture (models by its test-llama-archs -o)
@@ -34,8 +34,11 @@ export OUT
 
 .PHONY: gpu-check gpu-pack chat test share dist schemas families archs real beside devices engines lint types check pictures screenshots gallery walk clean
 
+chat: FIRST = $(or $(PAIR),smollm2-135m)
 chat: $(STAMP)
-	$(BIN)/specllama chat
+	@if $(BIN)/specllama hub path $(FIRST) > /dev/null 2>&1 || $(BIN)/specllama hub pull $(FIRST); \
+	then exec $(BIN)/specllama chat -m $(FIRST); \
+	else echo "the bundled pair instead; make chat tries again"; exec $(BIN)/specllama chat -m tiny; fi
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 12

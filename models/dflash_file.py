@@ -297,7 +297,7 @@ def _fit_markov(head: Published, tensors: dict[str, Tensor], vocab: int, said: i
 
 HEAD = Head(
     check=check,
-    open="specllama.backend.heads.dflash_head:open_dflash",
+    open="specllama.backend.heads.llama_heads:open_dflash",
     memory=memory,
     recognise=_recognise,
     convert=convert_dflash,

@@ -120,7 +120,7 @@ def _pairs(matrix: Floats, heads: int) -> Floats:
 
 HEAD = Head(
     check=check,
-    open="specllama.backend.heads.eagle3_head:open_eagle3",
+    open="specllama.backend.heads.llama_heads:open_eagle3",
     memory=memory,
     convert=convert_eagle3,
     published=("eagle3",),

@@ -189,7 +189,7 @@ def _recognise(header: GgufHeader, kind: str) -> bool:
 
 HEAD = Head(
     check=check_target,
-    open="specllama.backend.heads.nextn_head:open_nextn",
+    open="specllama.backend.heads.llama_heads:open_nextn",
     memory=_memory,
     recognise=_recognise,
 )

@@ -8,7 +8,7 @@ its own drafts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from specllama import paths
@@ -29,20 +29,9 @@ def why_not(header: GgufHeader) -> str:
     return ""
 
 
-def runs(layers: Sequence[int]) -> list[tuple[int, int]]:
-    """Return first and last of every run of neighbors: [1, 2, 3, 5] is (1, 3), (5, 5)."""
-    found: list[tuple[int, int]] = []
-    for layer in sorted(layers):
-        if found and found[-1][1] == layer - 1:
-            found[-1] = (found[-1][0], layer)
-        else:
-            found.append((layer, layer))
-    return found
-
-
-def layer_list(layers: Sequence[int]) -> str:
-    """Format layer numbers as ``parse_layers`` reads them: "2-4,7"."""
-    return ",".join(f"{a}-{b}" if b > a else str(a) for a, b in runs(layers))
+def names(layers: Sequence[int]) -> str:
+    """Name layers in a row, such as "2-4"."""
+    return f"{layers[0]}-{layers[-1]}"
 
 
 def middle_half(n_layers: int) -> tuple[int, ...]:
@@ -68,20 +57,15 @@ def make_draft(
     header: GgufHeader,
     drop: Sequence[int],
     *,
-    into: Path | None = None,
     threads: int = 0,
-    advanced: Callable[[int, int], None] | None = None,
 ) -> GgufHeader:
     """Make the target without the layers ``drop``, once; reuse it later.
-
-    Args:
-        into: the folder of the file; default ``folder()``.
 
     Raises:
         UnsupportedModel: layers cannot be dropped from this architecture.
         SpecllamaError: the disk is full or not writable, or llama.cpp refused.
     """
-    path = (into or folder()) / f"{header.fingerprint}-without-{layer_list(drop)}.gguf"
+    path = folder() / f"{header.fingerprint}-without-{names(drop)}.gguf"
     if found := _found(path, header, drop):
         return found
     try:
@@ -89,9 +73,9 @@ def make_draft(
         path.unlink(missing_ok=True)
     except OSError as error:
         raise disk_error(error, path) from None
-    job = quantization.prepare(header.path, path, None, prune=layer_list(drop), threads=threads)
+    job = quantization.prepare(header.path, path, None, prune=drop, threads=threads)
     try:
-        return quantization.run(job, advanced)
+        return quantization.run(job)
     except SpecllamaError:
         # another process may have made it meanwhile
         if found := _found(path, header, drop):
@@ -107,12 +91,4 @@ def _found(path: Path, target: GgufHeader, drop: Sequence[int]) -> GgufHeader | 
         draft = read_header(path)
     except (BadGguf, OSError):
         return None
-    gone = tuple(f"blk.{layer}." for layer in drop)
-    expected = sum(not tensor.name.startswith(gone) for tensor in target.tensors)
-    same = (
-        draft.architecture == target.architecture
-        and draft.block_count == target.block_count - len(drop)
-        and draft.embedding_length == target.embedding_length
-        and len(draft.tensors) == expected
-    )
-    return draft if same else None
+    return draft if draft.block_count == target.block_count - len(drop) else None

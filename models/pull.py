@@ -17,12 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from specllama import paths
 from specllama.errors import ModelUnavailable, SpecllamaError, UsageError
-from specllama.models import catalog, library, receipts, refs
-from specllama.models.catalog import HubRef
-from specllama.models.download import Progress, disk_error, download, part_path
+from specllama.models import catalog, library, package_index, receipts, refs
+from specllama.models.catalog import HubRef, Package
+from specllama.models.download import Digest, Progress, disk_error, download, part_path
 from specllama.text import did_you_mean, size
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class PullItem:
         role: "target", "draft" or "model".
         missing: the files that are not complete on disk yet.
         elsewhere: the same model in another tool's store, used from there.
+        origin: where it comes from, and why from there where that is not the hub.
+        package: what holds it, where it does not come from the hub.
     """
 
     ref: str
@@ -50,6 +53,8 @@ class PullItem:
     folder: Path
     missing: tuple[RemoteFile, ...]
     elsewhere: Path | None = None
+    origin: str = ""
+    package: Package | None = None
 
     @property
     def path(self) -> Path:
@@ -116,8 +121,15 @@ def local(hub: HubRef) -> library.LocalModel:
     return refs.preferred(found)
 
 
+def packaged(hub: HubRef) -> Package | None:
+    """Return the package that holds what a reference means; None for most."""
+    pair = catalog.find_target(hub.repo)
+    return pair.package if pair is not None and pair.target.hub == hub else None
+
+
 def make_item(client: HubClient, role: str, hub: HubRef, revision: str = "main") -> PullItem:
-    """Ask the hub for the files of a reference and those missing here.
+    """Ask the hub for the files of a reference and those missing here. A model of the catalog that
+    the hub does not give may be in a package.
 
     Raises:
         ModelUnavailable: it is not on the hub, or the hub does not answer.
@@ -125,8 +137,19 @@ def make_item(client: HubClient, role: str, hub: HubRef, revision: str = "main")
     """
     from specllama.models.hub_client import select
 
-    listing = client.listing(hub.repo, revision)
-    model = select(listing, hub)
+    pair, package = catalog.find_target(hub.repo), packaged(hub)
+    origin = urlsplit(client.endpoint).netloc
+    try:
+        if package is not None:
+            client.reach()  # a listing alone would be tried again for half a minute
+        listing = client.listing(hub.repo, revision)
+        model, package = select(listing, hub), None
+    except ModelUnavailable as error:
+        if pair is None or package is None:
+            raise
+        listing = _listing(pair, package)
+        model = listing.models[0]
+        origin = f"the Python index ({package.name}), as {error.message}"
     folder = repo_folder(hub.repo)
     missing = tuple(file for file in model.files if not _present(folder / file.name, file))
     named = f"{hub.repo}/{model.name}"
@@ -134,7 +157,16 @@ def make_item(client: HubClient, role: str, hub: HubRef, revision: str = "main")
     elsewhere = _elsewhere(hub.repo, model) if missing else None
     if elsewhere is not None:
         missing = ()
-    return PullItem(ref, role, listing, model, folder, missing, elsewhere)
+    return PullItem(ref, role, listing, model, folder, missing, elsewhere, origin, package)
+
+
+def _listing(pair: catalog.CatalogPair, package: Package) -> Listing:
+    """Return the repository of a target as far as its package holds it."""
+    from specllama.models.hub_client import Listing, RemoteFile, RemoteModel
+
+    name, digest = PurePosixPath(package.file).name, Digest("sha256", package.sha256)
+    model = RemoteModel((RemoteFile(name, package.bytes, digest),), complete=True)
+    return Listing(pair.target.repo, "", (model,), (), False, None, pair.licence)
 
 
 def _elsewhere(repo: str, model: RemoteModel) -> Path | None:
@@ -223,16 +255,19 @@ def fetch(item: PullItem, client: HubClient, progress: Progress, *, name: str) -
         raise UsageError(f"{file.name} would leave {paths.models_dir()}")
     with _locked(item.folder):
         if not _present(destination, file):
-            download(
-                client.session,
-                client.url(item.listing.repo, file.name, item.listing.commit),
-                destination,
-                size=file.size,
-                digest=file.digest,
-                headers=client.headers,
-                progress=progress,
-                allow_http=client.insecure,
-            )
+            if item.package is not None:
+                package_index.fetch(item.package, destination, progress)
+            else:
+                download(
+                    client.session,
+                    client.url(item.listing.repo, file.name, item.listing.commit),
+                    destination,
+                    size=file.size,
+                    digest=file.digest,
+                    headers=client.headers,
+                    progress=progress,
+                    allow_http=client.insecure,
+                )
             origin = item.listing.repo, file.name, item.listing.commit, file.size
             kind, digest = file.digest.kind, file.digest.hex
             receipt = receipts.Receipt(*origin, kind, digest, time.time())

@@ -95,34 +95,12 @@ def check_type(name: str) -> str:
     raise UsageError(f"unknown quantization {name!r}", hint)
 
 
-def parse_layers(text: str, n_layers: int) -> tuple[int, ...]:
-    """Read layer numbers from "4-11,20", counted from 0.
-
-    Raises:
-        UsageError: not numbers, out of range, or nothing would be left.
-    """
-    chosen: set[int] = set()
-    for piece in text.replace(" ", "").split(","):
-        first, dash, last = piece.partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise UsageError(f"not layer numbers: {text!r}", "for example: --prune-layers 4-11,20")
-        low, high = int(first), int(last or first)
-        if low > high or high >= n_layers:
-            raise UsageError(
-                f"layers {piece} are not in this model: it has layers 0 to {n_layers - 1}"
-            )
-        chosen.update(range(low, high + 1))
-    if len(chosen) >= n_layers:
-        raise UsageError("every layer would be dropped")
-    return tuple(sorted(chosen))
-
-
 def prepare(
     source: Path,
     destination: Path,
     type_name: str | None,
     *,
-    prune: str | None = None,
+    prune: Sequence[int] = (),
     threads: int = 0,
     pure: bool = False,
     requantize: bool = False,
@@ -131,28 +109,30 @@ def prepare(
 ) -> QuantizeJob:
     """Check everything before the first byte is written.
 
+    Args:
+        prune: layers to drop. type_name: None copies the others as they are.
+
     Raises:
-        UsageError: type, layers or destination do not make sense.
+        UsageError: type or destination do not make sense.
         CannotLoad: the source is not a model.
         SpecllamaError: not enough free space.
     """
-    if type_name is None and prune is None:
-        raise UsageError("there is nothing to do", "give --type q4_0, or --prune-layers 4-11")
+    if type_name is None and not prune:
+        raise UsageError("there is nothing to do", "give --type q4_0")
     kind = check_type(type_name) if type_name is not None else "copy"
     header = read_header(source)
     check_loadable(header)
     check_destination(destination)
     if len(header.parts) > 1 and not destination.name.endswith(".gguf"):
         raise UsageError("the result of a split model needs a name that ends in .gguf")
-    layers = parse_layers(prune, header.block_count) if prune is not None else ()
-    if layers:
+    if prune:
         check_prunable(header)
     _check_source_types(header, kind, requantize)
     if imatrix is not None:
         read_imatrix(imatrix, header)
     if kind in ("f16", "bf16"):
         _check_stays_f32(header, kind)
-    expected = estimate_bytes(header, kind, layers, pure=pure, output_type=output_type)
+    expected = estimate_bytes(header, kind, prune, pure=pure, output_type=output_type)
     free = shutil.disk_usage(destination.parent).free
     if expected + SPACE_MARGIN > free:
         raise SpecllamaError(
@@ -166,7 +146,7 @@ def prepare(
         "pure": pure,
         "requantize": requantize,
         "output_type": output_type,
-        "prune_layers": list(layers),
+        "prune_layers": list(prune),
         "imatrix": None if imatrix is None else str(imatrix.absolute()),
     }
     return QuantizeJob(header, destination, request, expected)

@@ -263,11 +263,6 @@ class Histogram:
         self._counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
-    def join(self, other: Histogram) -> None:
-        """Add the numbers of another one with the same bounds."""
-        self._counts = [a + b for a, b in zip(self._counts, other._counts, strict=True)]
-        self.sum += other.sum
-
     @property
     def count(self) -> int:
         return sum(self._counts)

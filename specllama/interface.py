@@ -203,7 +203,6 @@ class EngineLike(Protocol):
         Raises:
             SpecllamaError: before the first event when the request cannot be served.
         """
-        ...
 
     def count_tokens(self, prompt: str | Sequence[Message]) -> int: ...
 
@@ -216,7 +215,6 @@ class Stepped(EngineLike, Protocol):
     @property
     def free(self) -> bool:
         """True if it has fewer requests than lanes; a further one may still wait for cells."""
-        ...
 
     def prepare(
         self,
@@ -227,40 +225,31 @@ class Stepped(EngineLike, Protocol):
     ) -> Any:
         """Prepare a request without a pass; ``begin`` takes the result. Any thread may call
         this."""
-        ...
 
     def begin(self, ready: Any, *, cancel: Cancel | None = None) -> int:
         """Begin a request that is prepared; its events come from ``step`` under this id."""
-        ...
 
     def tool_syntax(self) -> ToolSyntax: ...
 
     def thinks(self) -> bool:
         """True if the chat template knows thoughts."""
-        ...
 
     @property
     def patience_s(self) -> float:
         """The time that a pass may take before the watchdog gives the engine up."""
-        ...
 
     def watched(self, beat: Callable[[], object]) -> None:
         """Call ``beat`` before every pass from now on."""
-        ...
 
     def keep(self) -> None:
         """Write the states of ended requests to disk, if they want that; nothing runs now."""
-        ...
 
     @property
     def unmeasured(self) -> bool:
         """True if something of the files that its requests rest on was not measured here yet."""
-        ...
 
     def measure(self, report: Report = None, *, cancel: Cancel | None = None) -> bool:
         """Measure that while nothing runs, and keep it; False if ``cancel`` ended it."""
-        ...
 
     def step(self) -> list[tuple[int, Event | Exception]]:
         """Run until a request has events; an exception ended its request. [] when none is left."""
-        ...

@@ -280,10 +280,6 @@ class Session:
     def export(self, form: Literal["md", "json"] = "md") -> str:
         return self._open.export(form, self._params)
 
-    @property
-    def logs_rounds(self) -> bool:
-        return self._log_rounds
-
     def close(self) -> None:
         """Close the round log; the engine and the store belong to the caller."""
         if self._logged is not None:

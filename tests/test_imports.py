@@ -25,7 +25,7 @@ def ours(names: str) -> list[str]:
 # Third-party modules that only some of ours may import.
 RESTRICTED = {
     "llama_cpp": (
-        "backend.capture backend.devices backend.attention backend.heads backend.llama "
+        "backend.capture backend.devices backend.heads backend.llama "
         "backend.llama_cache backend.llama_log backend.llama_pool backend.llama_vocab "
         "backend.quantizer backend.symbols backend.trial backend.trying backend.watch "
         "models.recipe"

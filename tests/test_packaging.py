@@ -15,6 +15,7 @@ import pytest
 from shared_files import SHARE, files
 
 import specllama
+from specllama.models import catalog
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = {"specllama": "specllama", "specllama.tui": "tui", "specllama.models": "models"}
@@ -208,6 +209,34 @@ def test_the_wheel_holds_everything_and_nothing_else(wheel: zipfile.ZipFile) -> 
         assert found, f"{folder}/{pattern}"
         wanted |= {f"specllama/{folder}/{path.name}" for path in found}
     assert wanted <= names
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize(
+    ("pair", "here", "pulls", "wanted"),
+    [
+        ("", False, True, ["hub path S", "hub pull S", "chat -m S"]),
+        ("", True, True, ["hub path S", "chat -m S"]),
+        ("", False, False, ["hub path S", "hub pull S", "chat -m tiny"]),
+        ("tiny", True, True, ["hub path tiny", "chat -m tiny"]),
+        ("qwen3-8b", False, True, ["hub path qwen3-8b", "hub pull qwen3-8b", "chat -m qwen3-8b"]),
+    ],
+)
+def test_make_chat_opens_a_real_model_else_the_bundled_pair(
+    pair: str, here: bool, pulls: bool, wanted: list[str], tmp_path: Path
+) -> None:
+    program, calls = tmp_path / "bin" / "specllama", tmp_path / "calls"
+    program.parent.mkdir()
+    (tmp_path / "bin" / "python").touch()
+    results = f'case "$2" in path) exit {int(not here)};; pull) exit {int(not pulls)};; esac'
+    program.write_text(f'#!/bin/sh\necho "$@" >> "{calls}"\n{results}\n')
+    program.chmod(0o755)
+    (tmp_path / ".installed").touch()
+    command = ["make", "-C", str(ROOT), "chat", f"VENV={tmp_path}", f"PAIR={pair}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert calls.read_text().splitlines() == [one.replace("S", catalog.FIRST) for one in wanted]
+    assert ("the bundled pair instead" in done.stdout) == (not pulls)
 
 
 def test_what_is_shared_is_current() -> None:

@@ -22,21 +22,20 @@ from textual import on, work
 from textual.actions import parse
 from textual.binding import Binding, BindingType
 
-from specllama.bench.scaled_pair import WHAT
 from specllama.engine.host import EngineFactory, EngineHost, HostLike, InlineHost, LoadEngine
 from specllama.errors import SpecllamaError
 from specllama.events import Event
 from specllama.interface import EngineLike, MethodInfo
+from specllama.models import catalog
 from specllama.models.refs import NO_DRAFT
 from specllama.remote.address import Address
 from specllama.session import Session
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.signals import has_terminal
 from specllama.store.sessions import SessionStore
-from specllama.text import size
 from specllama.tui import advice, clipboard, keymap
 from specllama.tui.bridge import Clock, FlushPace, monotonic
-from specllama.tui.downloads import Downloads, DownloadTold
+from specllama.tui.downloads import Download, Downloads, DownloadTold
 from specllama.tui.loader import EngineLoader, Pair, lasting_pair
 from specllama.tui.messages import (
     ActionAsked,
@@ -46,10 +45,10 @@ from specllama.tui.messages import (
     EngineReady,
 )
 from specllama.tui.pages import PagedApp
-from specllama.tui.race_runner import DemoPair, DemoTold
 from specllama.tui.screens.chat_screen import ChatScreen
 from specllama.tui.screens.page import Page
 from specllama.tui.widgets.above_prompt import DownloadLine
+from specllama.tui.widgets.welcome import first_real
 
 QUIT_WITHIN_S = 1.5
 JOIN_S = 3.0
@@ -121,7 +120,6 @@ class SpecllamaApp(PagedApp):
             log_rounds=log_rounds,
         )
         self.downloads = Downloads(self.post_message)
-        self.demo = DemoPair(self.post_message)
         self._session_id = session_id
         self._read_ahead, self._idle_s = read_ahead, idle_s
         self._pace = pace or FlushPace.for_this_machine()
@@ -212,7 +210,6 @@ class SpecllamaApp(PagedApp):
             turn.cancel()
         self.downloads.close()
         self.loader.close()
-        self.demo.close()  # once nothing maps its files
         if turn is not None:
             # Its last act is to store the part of the reply that was written.
             turn.thread.join(JOIN_S)
@@ -243,7 +240,6 @@ class SpecllamaApp(PagedApp):
                     words = self.loader.warned.pop()
                     self.notify(words, severity="warning", timeout=20, markup=False)
                 await self.chat.engine_ready(told.info)
-                self._race_demo()
             case EngineFailed():
                 if told.kept:
                     self.options = self._loaded_options
@@ -259,8 +255,6 @@ class SpecllamaApp(PagedApp):
             await self._engine_told(EngineFailed(gone.error))
 
     def _remember_pair(self) -> None:
-        if self.loader.wanted == self.demo.pair:
-            return  # it is gone with the app
         if self.loader.wanted is not None and not self.loader.server:
             target, draft = self.loader.wanted
             self.prefs.last_target, self.prefs.last_draft = target, draft or ""
@@ -268,40 +262,11 @@ class SpecllamaApp(PagedApp):
 
     # ------------------------------------------------------------------ the demonstration
 
-    def action_demo(self) -> None:
-        """Make a pair that drafting pays for, load it, and race it."""
-        if self.loader.server:
-            self.notify("A server has its own pair: specllama demo shows it without the app")
-        elif self.demo.begun:
-            self.notify("It is being made" if self.demo.pair is None else "F4 races it again")
-        else:
-            try:
-                kind = self.demo.begin()
-            except SpecllamaError as error:
-                self.notify(advice.said(error, "\n"), severity="error", markup=False)
-                return
-            room = size(kind.bytes)
-            words = f"{WHAT}: {room} are written, loaded and raced; deleted when you leave it"
-            self.notify(words, title="See it pay", timeout=20, markup=False)
-
-    @on(DemoTold)
-    def _demo_told(self, told: DemoTold) -> None:
-        if told.error is not None:
-            self.notify(advice.said(told.error, "\n"), severity="error", markup=False)
-        elif told.pair is not None:
-            self.switch_model(told.pair)
-
-    def _race_demo(self) -> None:
-        """Race the demonstration's pair once it is loaded, or end it if another was chosen."""
-        if self.demo.pair is None:
-            return
-        if self.loader.wanted != self.demo.pair:
-            self.demo.close()
-            return
-        if self.session.lent:  # this pair need not be forced to draft
+    def _end_demonstration(self) -> None:
+        """Let a pair that need not be forced to draft decide for itself."""
+        if self.session.lent:
             self.session.lend(None)
             self.chat.params_changed()
-        self.show_race()
 
     @property
     def methods(self) -> tuple[MethodInfo, ...]:
@@ -321,21 +286,34 @@ class SpecllamaApp(PagedApp):
         if over.error is not None:
             words = advice.said(over.error, "\n")
             self.notify(words, title=over.ref, severity="error", markup=False)
+        elif over.opens and self.loader.bundled and not self.chat.busy:
+            self._use(over)
         elif over.target is not None:
             self.notify("Ctrl+L loads it", title=f"{over.ref} is here", markup=False)
 
     def action_use_download(self) -> None:
-        """Load the newest download."""
+        """Load the newest download; if there is none, and the bundled pair is in use, bring the
+        first real model."""
         done = [d for d in self.downloads.all.values() if d.state == "done" and d.target]
-        if not done:
+        if not done and self.loader.bundled:
+            begun = self.downloads.begin(catalog.FIRST)
+            if not begun.opens:
+                begun.opens = True
+                words = f"{first_real()}. It is opened as soon as it is here"
+                self.notify(words, title="A real model", markup=False)
+        elif not done:
             self.notify("No download is ready: F6 shows what can be had", timeout=3)
-            return
-        if not isinstance(self.screen, ChatScreen):
-            self.screen.dismiss(None)
-        self.downloads.forget(done[-1].ref)
+        else:
+            if not isinstance(self.screen, ChatScreen):
+                self.screen.dismiss(None)
+            self._use(done[-1])
+
+    def _use(self, download: Download) -> None:
+        assert download.target is not None
+        self.downloads.forget(download.ref)
         self.chat.query_one(DownloadLine).told()
-        assert done[-1].target is not None
-        self.switch_model((done[-1].target, done[-1].draft or NO_DRAFT))
+        self._end_demonstration()
+        self.switch_model((download.target, download.draft or NO_DRAFT))
 
     # ------------------------------------------------------------------ actions
 

@@ -14,6 +14,7 @@ from typing import Literal
 
 from textual.content import Content
 
+from specllama.engine import fewer_words
 from specllama.engine.profiles import remedies_of
 from specllama.errors import SpecllamaError
 from specllama.models import catalog, judgement, library, memory, pull, refs
@@ -140,8 +141,11 @@ def judged_target(row: ChoiceRow, options: EngineOptions, machine: Machine) -> C
     return replace(row, size=told, fits=not judged.shortage, reason=judged.shortage)
 
 
-def draft_rows(target: ChoiceRow, options: EngineOptions) -> list[ChoiceRow]:
+def draft_rows(target: ChoiceRow, options: EngineOptions, here: str = "") -> list[ChoiceRow]:
     """List the drafts for a target on this machine: the best, none at all, then every candidate.
+
+    Args:
+        here: see ``EngineInfo``; what drafts of a model is told, too.
 
     Raises:
         SpecllamaError: the target cannot be read.
@@ -151,7 +155,7 @@ def draft_rows(target: ChoiceRow, options: EngineOptions) -> list[ChoiceRow]:
     check_loadable(head)
     found = judgement.candidates(target.path, target.ref, [])
     order = judgement.order(judgement.examine(head, one, options) for one in found)
-    rows = [_finding(finding) for finding in order]
+    rows = [_finding(finding, options, here) for finding in order]
     return [*_best(target, rows), none_row(), *rows]
 
 
@@ -173,7 +177,7 @@ def _best(target: ChoiceRow, rows: Sequence[ChoiceRow]) -> list[ChoiceRow]:
     ]
 
 
-def _finding(finding: judgement.DraftFinding) -> ChoiceRow:
+def _finding(finding: judgement.DraftFinding, options: EngineOptions, here: str) -> ChoiceRow:
     path, judged = finding.path, finding.judged
     name = path.name if path is not None and finding.ref == str(path) else finding.ref
     if path is None:
@@ -186,6 +190,8 @@ def _finding(finding: judgement.DraftFinding) -> ChoiceRow:
         told = size(path.stat().st_size)
     except OSError:
         told = ""
+    if judged.draft is not None and here:
+        told = fewer_words.brief(judged.draft, options, here)
     row = ChoiceRow(finding.typed, name, size=told, path=path)
     if judged.why:
         differs = judged.report is not None and not judged.report.compatible
@@ -198,15 +204,17 @@ def _finding(finding: judgement.DraftFinding) -> ChoiceRow:
     return replace(row, fits=not judged.shortage, reason=judged.shortage or gain)
 
 
-def judged_draft(target: ChoiceRow, row: ChoiceRow, options: EngineOptions) -> ChoiceRow:
-    """Return the row of a typed file, with ✓ or ✗.
+def judged_draft(
+    target: ChoiceRow, row: ChoiceRow, options: EngineOptions, here: str = ""
+) -> ChoiceRow:
+    """Return the row of a typed file, with ✓ or ✗; see ``draft_rows``.
 
     Raises:
         SpecllamaError: the target cannot be read.
     """
     assert target.path is not None
     found = judgement.DraftFinding(row.ref, row.path)
-    return _finding(judgement.examine(read_header(target.path), found, options))
+    return _finding(judgement.examine(read_header(target.path), found, options), options, here)
 
 
 def estimate(

@@ -21,6 +21,7 @@ from specllama.tui.bridge import Clock, monotonic
 State = Literal["waiting", "asking", "running", "stopping", "stopped", "failed", "done"]
 TOLD_EVERY_S = 0.25
 SPEED_OVER_S = 8.0
+JOIN_S = 1.0
 
 
 class _Stopped(Exception):
@@ -36,6 +37,7 @@ class Download:
         done, total: bytes; ``total`` is 0 until the hub answers.
         note: why it stands still.
         error: of a failed one.
+        opens: it is loaded as soon as it is here, if nothing else was chosen meanwhile.
         target, draft: what to load when it is done; ``target`` is None for what is no model.
     """
 
@@ -45,6 +47,7 @@ class Download:
     total: int = 0
     note: str = ""
     error: SpecllamaError | None = None
+    opens: bool = False
     target: str | None = None
     draft: str | None = None
     stop: threading.Event = field(default_factory=threading.Event)
@@ -132,6 +135,7 @@ class Downloads:
         self._clock = clock
         self._told = 0.0
         self._turn = threading.Lock()
+        self._threads: list[threading.Thread] = []
 
     @property
     def newest(self) -> Download | None:
@@ -149,9 +153,11 @@ class Downloads:
         download = self.all[ref] = Download(ref)
         if old is not None:
             download.done, download.total = old.done, old.total
-        threading.Thread(
+        thread = threading.Thread(
             target=self._run, args=(download,), name="specllama-download", daemon=True
-        ).start()
+        )
+        self._threads.append(thread)
+        thread.start()
         self._post(DownloadTold())
         return download
 
@@ -169,8 +175,11 @@ class Downloads:
             del self.all[ref]
 
     def close(self) -> None:
+        """Stop them all, and give one that has begun a process the time to end it."""
         for download in self.all.values():
             download.stop.set()
+        for thread in self._threads:
+            thread.join(JOIN_S)
 
     # ------------------------------------------------------------------ the download's thread
 
@@ -203,7 +212,8 @@ class Downloads:
         wanted = pull.expand(download.ref)
         progress = _Told(self, download)
         client = HubClient(waiting=progress.waiting)
-        client.reach()
+        if not any(pull.packaged(ref) for _, ref in wanted):  # what has another way asks itself
+            client.reach()
         items = []
         for role, ref in wanted:
             self._check(download)

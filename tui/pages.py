@@ -32,7 +32,6 @@ from specllama.tui.widgets.inked import ThemedApp
 if TYPE_CHECKING:
     from specllama.tui.screens.settings_screen import SheetValues
 
-
 SESSIONS_LISTED = 30  # in the palette
 
 
@@ -167,14 +166,14 @@ class PagedApp(ThemedApp):
         if self._tells_no_rounds():
             return
         others = [r for _, r in sorted(chat.records.items(), reverse=True) if r.rounds]
-        first = [chat.live_record if record is None else record if record.rounds else None]
-        found = next(filter(None, [*first, *others]), Record("nothing generated yet"))
+        first = chat.live_record if record is None else record if record.rounds else None
+        found = next(filter(None, [first, *others]), Record("nothing generated yet"))
         self.open(InspectorScreen(found, follow=found.live))
 
     def _tells_no_rounds(self) -> bool:
         """True if another engine writes here, which reports no rounds; show that then."""
         if (loader := self.chat.loader).foreign and loader.info is not None:
-            words = f"{loader.info.device} does not tell its rounds: specllama top shows its sums"
+            words = f"{loader.info.device} does not tell its rounds: specllama top shows its counts"
             self.notify(words, markup=False)
         return loader.foreign
 
@@ -200,7 +199,6 @@ class PagedApp(ThemedApp):
             chat.loader.info if chat.loader.ready else None,
             session.params,
             None if asked is None else [*head, *session.messages[: asked + 1]],
-            log=session.logs_rounds,
             tab=tab,
             busy=lambda: chat.busy,
         )
@@ -223,7 +221,8 @@ class PagedApp(ThemedApp):
 
         loader = self.chat.loader
         if loader.server:
-            self.notify("The server was started with its pair: specllama top shows its lanes")
+            words = "The server was started with its pair; in a shell, specllama top shows its work"
+            self.notify(words)
             return
         downloads = self.chat.downloads
         here = loader.info.here if loader.info is not None else ""

@@ -1,7 +1,6 @@
 """Races: an experiment in a thread of its own, shown on the screen, and its advice.
 
-Times are the engine's own. The pair of ``specllama demo`` is made in the background as well, and
-deleted at its end.
+Times are the engine's own.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ from dataclasses import dataclass
 
 from textual.message import Message
 
-from specllama.bench import scaled_pair
 from specllama.bench.experiment import DRAFTED, LAPS, TOKENS, Run, ask_all, drafted, plain_and
 from specllama.bench.outcome import RaceBoard
 from specllama.bench.prompts import load_prompts
 from specllama.cancel import Cancel
-from specllama.errors import Cancelled, EngineError, SpecllamaError
+from specllama.errors import EngineError, SpecllamaError
 from specllama.interface import EngineLike, MethodInfo, Prompt
 from specllama.interface import Message as Turn
 from specllama.rates import Payoff
@@ -42,16 +40,10 @@ class RaceEnded(Message):
 
 
 class Racing:
-    """The thread of the races, and its reports to the screen.
+    """The thread of the races, and its reports to the screen."""
 
-    Args:
-        log: keep the rounds in a log.
-    """
-
-    def __init__(
-        self, engine: EngineLike, post: Callable[[Message], object], *, log: bool = True
-    ) -> None:
-        self._engine, self._post, self.log = engine, post, log
+    def __init__(self, engine: EngineLike, post: Callable[[Message], object]) -> None:
+        self._engine, self._post = engine, post
         self._cancel = Cancel()
         self.thread: threading.Thread | None = None
 
@@ -72,9 +64,7 @@ class Racing:
     def _all(self, runs: Iterable[Run], cancel: Cancel) -> None:
         error: SpecllamaError | None = None
         try:
-            ask_all(
-                self._engine, runs, cancel, lambda run: self._post(RaceMoved(run)), log=self.log
-            )
+            ask_all(self._engine, runs, cancel, lambda run: self._post(RaceMoved(run)))
         except SpecllamaError as caught:
             error = caught
         except Exception as caught:
@@ -184,72 +174,3 @@ def advise_among(
         return Advice("no method is surely faster than plain yet: Enter runs all of them again")
     kept = "; today's settings do" if today is not None else ""
     return Advice(f"no method beats plain decoding here{kept}")
-
-
-JOIN_S = 5.0
-
-
-@dataclass
-class DemoTold(Message):
-    """News of the pair: it can be loaded, or ``error`` explains why not."""
-
-    pair: tuple[str, str] | None = None
-    error: SpecllamaError | None = None
-
-
-class DemoPair:
-    """The demonstration's pair, made in a thread that lives as long as its files do.
-
-    Attributes:
-        pair: target and draft model, once they are written.
-    """
-
-    def __init__(self, post: Callable[[Message], object]) -> None:
-        self._post = post
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
-        self.pair: tuple[str, str] | None = None
-
-    @property
-    def begun(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def begin(self) -> scaled_pair.WeightKind:
-        """Write the pair; the first kind that there is room for is returned.
-
-        Raises:
-            SpecllamaError: there is no room.
-        """
-        kind = scaled_pair.affordable()[0]
-        self._over = threading.Event()
-        self._thread = threading.Thread(
-            target=self._make, args=(kind, self._over), name="specllama-demo", daemon=True
-        )
-        self._thread.start()
-        return kind
-
-    def close(self) -> None:
-        """Delete the files."""
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join(JOIN_S)
-        self.pair = None
-
-    def _make(self, kind: scaled_pair.WeightKind, over: threading.Event) -> None:
-        def written(share: float) -> None:
-            if over.is_set():
-                raise Cancelled("the demonstration was left")
-
-        try:
-            with scaled_pair.workshop() as own:
-                target, draft = scaled_pair.make(kind, own, written)
-                self.pair = str(target), str(draft)
-                self._post(DemoTold(self.pair))
-                over.wait()
-        except Cancelled:
-            return
-        except SpecllamaError as error:
-            self._post(DemoTold(error=error))
-        except OSError as error:
-            why = error.strerror or str(error)
-            self._post(DemoTold(error=SpecllamaError(f"the pair cannot be written: {why}")))

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specllama.models.recipe.model import Tiny, rope_tables, rotate
+from specllama.models.recipe.scale import LlamaShape
 from specllama.models.recipe.train import Packer
-from specllama.models.scale import LlamaShape
 
 LENGTH = 512  # of the rows of text
 

@@ -22,8 +22,8 @@ from gguf import GGMLQuantizationType as Q
 from gguf.quants import quantize
 
 from specllama.models.recipe.model import Tiny
+from specllama.models.recipe.scale import LlamaShape
 from specllama.models.recipe.tokenizer import CHAT_TEMPLATE, SPECIAL
-from specllama.models.scale import LlamaShape
 
 TYPES = {"f32": Q.F32, "q4_0": Q.Q4_0, "q8_0": Q.Q8_0}
 EDGE = {"token_embd.weight", "output.weight"}

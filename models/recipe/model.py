@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specllama.models.scale import LlamaShape
+from specllama.models.recipe.scale import LlamaShape
 
 
 def fake_q4_0(w: Tensor) -> Tensor:

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from specllama.models.gguf import read_header
 from specllama.models.recipe.corpus import SLICES, chatml, heldout_prompts
 from specllama.models.recipe.runner import Runner
+from specllama.models.recipe.scale import LlamaShape, read_shape
 from specllama.models.recipe.shape import TARGET_FILE
-from specllama.models.scale import LlamaShape, read_shape
 from specllama.models.tensors import read_tensor
 
 Floats = NDArray[np.float32]

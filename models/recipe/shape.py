@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specllama.models.scale import LlamaShape
+from specllama.models.recipe.scale import LlamaShape
 
 BUNDLED = Path(__file__).resolve().parents[1] / "tiny"
 TARGET_FILE = BUNDLED / "tiny-target-q4_0.gguf"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -20,11 +20,9 @@ from specllama.backend.exactness import Exactness
 from specllama.backend.hidden import HiddenRows as HiddenRows
 from specllama.backend.kernels import Kernels
 from specllama.backend.pass_plan import PassPlan, Planned
-
-if TYPE_CHECKING:
-    from specllama.cancel import Cancel
-    from specllama.events import Report
-    from specllama.interface import ModelInfo
+from specllama.cancel import Cancel
+from specllama.events import Report
+from specllama.interface import ModelInfo
 
 # which tokens of a pass return a row of logits; "states" are made by a head's encoder, without any
 Outputs = Literal["all", "last", "none", "states"]
@@ -129,40 +127,32 @@ class Vocab(Protocol):
     @property
     def longest(self) -> int:
         """Most bytes of a text that one token can stand for; 0 if there is no such bound."""
-        ...
 
     @property
     def adds_bos(self) -> bool:
         """True if ``add_special`` puts a begin token in front."""
-        ...
 
     @property
     def specials(self) -> Sequence[SpecialToken]:
         """Every special token, longest text first."""
-        ...
 
     def special(self, token: int) -> SpecialToken | None:
         """Return the special token of this id; None for other ids."""
-        ...
 
     def tokenize(
         self, text: str, *, add_special: bool, parse_special: bool, after_text: bool = False
     ) -> list[int]:
         """Return token ids; ``after_text`` says that the text continues another one."""
-        ...
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Return the bytes of a token; control tokens are empty unless ``special``."""
-        ...
 
     def is_eog(self, token: int) -> bool:
         """True if the token ends a turn."""
-        ...
 
     @property
     def gap(self) -> Gap | None:
         """The tokens that mark a gap in a text; None if the model cannot fill gaps."""
-        ...
 
 
 _NOTHING: Rows = np.empty((0, 0), np.float32)
@@ -223,17 +213,14 @@ class Context(Protocol):
     @property
     def pool(self) -> Pool | None:
         """The pool whose passes it can share with others; None if it runs alone."""
-        ...
 
     @property
     def tokens(self) -> list[int]:
         """Tokens in the cache, in order; read-only for callers."""
-        ...
 
     @property
     def n_past(self) -> int:
         """``len(tokens)``, as the cache itself reports it."""
-        ...
 
     def forward(
         self, tokens: Sequence[int], *, outputs: Outputs, parents: Sequence[int] | None = None
@@ -249,21 +236,17 @@ class Context(Protocol):
                 beginning of it where the model cannot roll back.
             EngineError: the library refused; the cache is as it was before.
         """
-        ...
 
     def reopen(self, n: int) -> None:
         """Turn the last ``n`` tokens into the first nodes of a tree, each the child of the one
         before. Do nothing if there already is a tree."""
-        ...
 
     def keep_path(self, path: Sequence[int]) -> None:
         """Keep only the root-to-node ``path`` of a tree (nodes in the order of their passes)."""
-        ...
 
     def reusable_prefix(self, keep_len: int) -> int:
         """Count the first tokens that can be kept after a cut to ``keep_len``, with none of them
         read again. Drafts have no say in it."""
-        ...
 
     def rollback(self, keep_len: int) -> None:
         """Cut the text to its first ``keep_len`` tokens.
@@ -272,20 +255,12 @@ class Context(Protocol):
             ValueError: keep_len is negative or beyond the end.
             EngineError: the library could not cut; the cache was cleared.
         """
-        ...
 
     def close(self) -> None: ...
 
 
 class Lane(Context, Protocol):
-    """One conversation's place in a pool. Closing it gives the place back.
-
-    Attributes:
-        cheap: its passes that return all rows may be wider where that costs less. Rows can differ
-            by rounding then, as those of other drafts do.
-    """
-
-    cheap: bool
+    """One conversation's place in a pool. Closing it gives the place back."""
 
     @property
     def pool(self) -> Pool: ...
@@ -293,19 +268,16 @@ class Lane(Context, Protocol):
     @property
     def hidden(self) -> HiddenRows:
         """Hidden states that passes left, by position; follows every rollback."""
-        ...
 
     def branches(self, parents: Sequence[int], reopen: int = 0) -> int:
         """Count the leaves that a tree pass adds to the lane's tree, see ``Part``. The last
         ``reopen`` tokens become a tree first."""
-        ...
 
     def capture(self, need: HiddenNeed) -> None:
         """Keep this state of the passes from here on, "nothing" to stop.
 
         "final_hidden" is kept of the tokens whose rows are returned. Logits do not change.
         """
-        ...
 
 
 class Blob(Protocol):
@@ -317,7 +289,6 @@ class Blob(Protocol):
     @property
     def n_bytes(self) -> int:
         """Memory that it takes."""
-        ...
 
 
 class Passes(Protocol):
@@ -335,7 +306,6 @@ class Passes(Protocol):
     @property
     def free_leaves(self) -> int:
         """Branches that the trees of one pass may have in addition to one for each tree."""
-        ...
 
     def run(self, parts: Sequence[Part]) -> None:
         """Evaluate all parts in one pass, or as few as return the bits of each part alone.
@@ -343,7 +313,6 @@ class Passes(Protocol):
         The parts hold the output; their rows are good until the next pass. Raises what
         ``Context.forward`` raises; no lane has changed then.
         """
-        ...
 
 
 class Pool(Passes, Planned, Protocol):
@@ -355,34 +324,30 @@ class Pool(Passes, Planned, Protocol):
         compactions: number of times that ``compact`` freed ghosts.
     """
 
+    lanes: int
     plan: PassPlan
     compactions: int
 
     @property
     def forgets(self) -> bool:
         """True if a cut may lose earlier state: the text then continues from an earlier point."""
-        ...
 
     @property
     def alike(self) -> int | None:
         """The most guesses of each part, if only parts of one length can share a pass of the
         library. None if lengths may differ."""
-        ...
 
     @property
     def ghosts(self) -> int:
         """Cells that ``compact`` would free."""
-        ...
 
     @property
     def held(self) -> int:
         """Cells that lanes hold; a shared one counts once."""
-        ...
 
     @property
     def room(self) -> int:
         """Cells that no lane holds."""
-        ...
 
     def open(self) -> Lane:
         """Open an empty lane.
@@ -390,7 +355,6 @@ class Pool(Passes, Planned, Protocol):
         Raises:
             EngineError: every lane is taken.
         """
-        ...
 
     def fork(self, lane: Lane, keep: int, into: Lane | None = None) -> Lane:
         """Open a lane that shares the cells of the first ``keep`` tokens of another: a new lane, or
@@ -400,18 +364,15 @@ class Pool(Passes, Planned, Protocol):
             EngineError: every lane is taken.
             ValueError: there are fewer tokens, or ``into`` holds some.
         """
-        ...
 
     def exact_prefix(self, held: Lane | Blob, keep: int, n: int, begin: int = 0) -> int:
         """Count the tokens, of the first ``keep`` in the cache, that a text of ``n`` tokens can
         reuse bit for bit: a fresh reading would write the same cells and split the rest into the
         same parts. The first ``begin`` tokens are not read; they stay as they were written. If the
         parts of a pass change rounding anyway, count all reusable tokens (``reusable_prefix``)."""
-        ...
 
     def settle(self) -> None:
         """Carry out the lanes' pending decisions (every pass does that first)."""
-        ...
 
     def copied(self, lane: Lane) -> Blob:
         """Copy the lane's content out of the pool; the lane keeps it.
@@ -419,7 +380,6 @@ class Pool(Passes, Planned, Protocol):
         Raises:
             EngineError: the library does not give its state away.
         """
-        ...
 
     def park(self, lane: Lane) -> Blob:
         """Move the lane's content out of the pool; the lane is empty then.
@@ -427,7 +387,6 @@ class Pool(Passes, Planned, Protocol):
         Raises:
             EngineError: the library does not give its state away. The lane stays.
         """
-        ...
 
     def resume(self, blob: Blob, into: Lane | None = None) -> Lane:
         """Restore a parked lane into a new lane, or into ``into``, which must be empty. A blob can
@@ -437,7 +396,6 @@ class Pool(Passes, Planned, Protocol):
             EngineError: every lane is taken, or the library refused.
             PoolFull: no room for its tokens.
         """
-        ...
 
     def compact(self) -> None:
         """Free all ghosts. Passes do it when they need the room.
@@ -445,7 +403,6 @@ class Pool(Passes, Planned, Protocol):
         Raises:
             EngineError: the library lost its state; every lane is empty.
         """
-        ...
 
     def close(self) -> None: ...
 
@@ -485,12 +442,10 @@ class Maker(Protocol):
 
     def hear(self, reply: Sequence[int]) -> None:
         """Take the tokens of a reply into account."""
-        ...
 
     @property
     def wanted(self) -> bool:
         """True if there is something to make."""
-        ...
 
     def make(self, report: Report, stop: Cancel) -> None:
         """Make it, while nothing else runs.
@@ -498,7 +453,6 @@ class Maker(Protocol):
         Raises:
             Cancelled: ``stop`` was set.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class Capture:
             PairIncompatible: llama.cpp does not give these of this model.
             CannotLoad: this libllama lacks the functions.
         """
-        kind = architecture(self._model)
+        kind = metadata(self._model, "general.architecture")
         if kind not in LAYER_INPUT_ARCHITECTURES:
             raise PairIncompatible(
                 f"llama.cpp does not expose the layer inputs of {kind} models, which this head "
@@ -99,11 +99,6 @@ class Capture:
 
 def _layers(needs: set[HiddenNeed]) -> set[int]:
     return {layer for need in needs if isinstance(need, tuple) for layer in need}
-
-
-def architecture(model: Any) -> str:
-    """Return ``general.architecture`` of a loaded model."""
-    return metadata(model, "general.architecture")
 
 
 def metadata(model: Any, key: str) -> str:

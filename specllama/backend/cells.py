@@ -1,7 +1,7 @@
 """The books of a pool: its held cells, their lanes, and the places of new cells.
 
 A row's bits depend on the order in which its lane's cells lie, and on nothing else in the pool (see
-``attention``). New cells therefore go after all others: below the tail everything is occupied. A
+``symbols``). New cells therefore go after all others: below the tail everything is occupied. A
 cell that is given up below a living one cannot be freed, since the next token, of any lane,
 would fill the gap: it stays as a *ghost*. Ghosts go when nothing living lies above any of them, or
 when the pool is compacted.

@@ -82,12 +82,6 @@ class BuildInfo:
     llama_cpp: str
     features: tuple[str, ...]
     backends: tuple[str, ...]
-    gpu_offload: bool
-    mmap: bool
-    mlock: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
 
 class _Package(ModuleType):
@@ -222,9 +216,6 @@ def build_info() -> BuildInfo:
         llama_cpp=_COMMITS.get(llama_cpp.__version__, "?"),
         features=tuple(features),
         backends=tuple(backends),
-        gpu_offload=bool(llama_cpp.llama_supports_gpu_offload()),
-        mmap=bool(llama_cpp.llama_supports_mmap()),
-        mlock=bool(llama_cpp.llama_supports_mlock()),
     )
 
 

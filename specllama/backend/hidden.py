@@ -14,31 +14,30 @@ from specllama.arrays import Rows
 
 
 class HiddenRows:
-    """One row per position for one stretch of positions, in step with the cache."""
+    """One row per position for one stretch of positions, in step with the cache.
+
+    Attributes:
+        first: the first position that is known.
+    """
 
     def __init__(self) -> None:
-        self._first = 0
+        self.first = 0
         self._n = 0
         self._rows: Rows | None = None  # [capacity, width]
 
     @property
-    def first(self) -> int:
-        """The first position that is known."""
-        return self._first
-
-    @property
     def end(self) -> int:
         """One past the last position that is known."""
-        return self._first + self._n
+        return self.first + self._n
 
     def rows(self, first: int, end: int) -> Rows | None:
         """Return rows [end - first, width] of positions first..end - 1; None if one is unknown.
 
         A view: valid until the next pass.
         """
-        if self._rows is None or not self._first <= first < end <= self.end:
+        if self._rows is None or not self.first <= first < end <= self.end:
             return None
-        return self._rows[first - self._first : end - self._first]
+        return self._rows[first - self.first : end - self.first]
 
     def add(self, past: int, rows: Rows) -> None:
         """Add the states of a pass over a cache of ``past`` tokens; copy ``rows`` [n, width]."""
@@ -56,7 +55,7 @@ class HiddenRows:
 
     def keep_path(self, past: int, path: Sequence[int]) -> None:
         """Keep the nodes of ``path`` (indices in the pass) of a tree pass over ``past`` tokens."""
-        at = past - self._first
+        at = past - self.first
         if self._rows is None or not 0 <= at <= self._n:
             return
         self._rows[at : at + len(path)] = self._rows[[at + node for node in path]]
@@ -64,26 +63,26 @@ class HiddenRows:
 
     def cut(self, keep_len: int) -> None:
         """Forget positions from ``keep_len`` on."""
-        if keep_len < self._first:
+        if keep_len < self.first:
             self.clear(keep_len)
-        self._n = min(self._n, keep_len - self._first)
+        self._n = min(self._n, keep_len - self.first)
 
     def forget(self, before: int) -> None:
         """Forget positions below ``before``; nothing asks for them again."""
-        drop = min(before - self._first, self._n)
+        drop = min(before - self.first, self._n)
         if drop > 0 and self._rows is not None:
             left = self._n - drop
             self._rows[:left] = self._rows[drop : self._n].copy()
-            self._first += drop
+            self.first += drop
             self._n = left
 
     def copy(self) -> HiddenRows:
         """Return an independent copy."""
         other = HiddenRows()
-        other._first, other._n = self._first, self._n
+        other.first, other._n = self.first, self._n
         if self._rows is not None:
             other._rows = self._rows[: self._n].copy()
         return other
 
     def clear(self, first: int = 0) -> None:
-        self._first, self._n = first, 0
+        self.first, self._n = first, 0

@@ -1,6 +1,6 @@
 """The way a pool's passes are computed, as far as it decides which of them give the same bits.
 
-Two ways of adding up cells matter (see ``attention``). One by one, a row is a function of its
+Two ways of adding up cells matter (see ``symbols``). One by one, a row is a function of its
 lane's cells in the order in which they lie, whatever lies between them. In tiles of 64 it depends
 on where in them they lie: the bits are those of a lane alone for one that lies as if it were alone.
 

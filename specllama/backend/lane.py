@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar, cast
 
 import numpy as np
 
@@ -24,14 +24,12 @@ from specllama.backend.batch import Shape
 from specllama.backend.cells import Cells, Places
 from specllama.backend.hidden import HiddenRows
 from specllama.backend.kernels import Kernels, Read
+from specllama.backend.llama_cache import LlamaCache
 from specllama.backend.pass_plan import PassPlan
 from specllama.backend.tree_layout import Layout
 from specllama.errors import EngineError, PoolFull
 from specllama.settings.params import DRAFT_MAX
 from specllama.text_history import History, common_prefix
-
-if TYPE_CHECKING:
-    from specllama.backend.llama_cache import LlamaCache
 
 _GHOST_LIMIT = 256  # ghosts that are always worth their keep
 
@@ -85,7 +83,6 @@ class CellLane:
         self.tree: CachedTree | None = None
         self.hidden = HiddenRows()
         self.need: HiddenNeed = "nothing"
-        self.cheap = False
         self.closed = False
 
     # -- facts --
@@ -211,7 +208,7 @@ class LaneBooks:
         self.lanes, self.n_batch = shape.lanes, shape.n_batch
         self.max_rows = shape.max_rows
         self.max_leaves = shape.max_leaves
-        self.plan = PassPlan(self, pads=not self.forgets)
+        self.plan = PassPlan(self)
         self.cells = Cells(cache.n_cells, in_order=in_order)
         n = shape.sequences
         self._free = list(range(n - 1, -1, -1))  # sequence ids, the lowest last

@@ -18,10 +18,10 @@ from typing import Any
 import llama_cpp as ll
 
 from specllama.backend import trial
-from specllama.backend.devices import devices as all_devices
+from specllama.backend.devices import devices as devices_here
 from specllama.backend.devices import ggml, gpus, handles
 from specllama.backend.embedding import Embedding
-from specllama.backend.llama_log import last_words, recent, start, supports_gpu
+from specllama.backend.llama_log import last_words, recent, start
 from specllama.backend.llama_vocab import LlamaVocab
 from specllama.backend.placement import CPU, Placement
 from specllama.cancel import Cancel
@@ -166,7 +166,7 @@ class LlamaModel:
         if place is not None:
             gpu_layers, devices = str(place.layers), place.devices
         wanted = 999 if gpu_layers in ("auto", "all") else int(gpu_layers)
-        self.gpu_layers = wanted if supports_gpu() else 0
+        self.gpu_layers = wanted if gpus(devices_here()) else 0
         self.repacks = repack and trial.repacks()
         params.n_gpu_layers = self.gpu_layers
         # a device that llama.cpp knows of takes buffers and wide passes without any layer, too
@@ -222,17 +222,6 @@ class LlamaModel:
     def n_vocab(self) -> int:
         """Tokens that it reads."""
         return self.vocab.n_tokens if self.embedding is None else self.embedding.n_vocab
-
-    @property
-    def last_device(self) -> str:
-        """The device of the last layer: layers go to the devices in order, and if not all of them
-        do, the last ones go first."""
-        if not self.gpu_layers:
-            return CPU
-        found = self.devices
-        if found is None:
-            found = [device.name for device in gpus(all_devices())]
-        return found[-1] if found else CPU
 
     @property
     def can_roll_back(self) -> bool:

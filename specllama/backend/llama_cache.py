@@ -12,13 +12,13 @@ import llama_cpp as ll
 import numpy as np
 
 from specllama.arrays import HiddenNeed, IntArray, Rows
-from specllama.backend.attention import FLOATS, one_by_one
 from specllama.backend.base import MAKE_ROOM
 from specllama.backend.batch import Batch, Shape
 from specllama.backend.capture import Capture, metadata
 from specllama.backend.kernels import TILE, WIDE, Kernels
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_log import last_words, recent
+from specllama.backend.symbols import FLOATS, one_by_one
 from specllama.backend.threads import ThreadChoice
 from specllama.backend.watch import Watch
 from specllama.cancel import Cancel

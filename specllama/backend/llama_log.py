@@ -15,7 +15,7 @@ os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an abort must not fork a debu
 import llama_cpp as ll
 
 from specllama.backend import trial
-from specllama.backend.devices import devices, ggml, gpus
+from specllama.backend.devices import ggml
 from specllama.errors import CannotLoad
 
 logger = logging.getLogger("specllama.llama")
@@ -91,9 +91,3 @@ def last_words(skip: int = 0) -> str:
         if cleaned and "failed to load model" not in cleaned:
             return cleaned
     return ""
-
-
-def supports_gpu() -> bool:
-    """True if there is a device that layers can be moved to."""
-    start()
-    return bool(gpus(devices()))

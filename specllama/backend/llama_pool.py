@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import llama_cpp as ll
 
@@ -24,10 +24,8 @@ from specllama.backend.recurrent_pool import ForgettingPool, RunningPool
 from specllama.backend.threads import ThreadChoice
 from specllama.backend.watch import Watch
 from specllama.errors import UsageError
+from specllama.models.gguf import GgufHeader
 from specllama.settings.params import EngineOptions
-
-if TYPE_CHECKING:
-    from specllama.models.gguf import GgufHeader
 
 
 class LlamaPool(CellPool):
@@ -181,7 +179,7 @@ def open_pool(
     max_rows: int,
     threads: int,
     options: EngineOptions,
-    flash: str,
+    flash: str = "",
     lanes: int = 1,
     max_leaves: int = 1,
     any_width: bool = True,
@@ -193,7 +191,7 @@ def open_pool(
     lane.
 
     Args:
-        any_width: see ``CacheSettings``.
+        flash: attention; "" as the options say. any_width: see ``CacheSettings``.
 
     Raises what ``LlamaCache`` raises.
     """
@@ -222,4 +220,6 @@ def open_pool(
             f"llama.cpp has {most}",
             "choose fewer branches",
         )
-    return kind(model, shape, CacheSettings(options, threads, flash, any_width, watch))
+    return kind(
+        model, shape, CacheSettings(options, threads, flash or options.flash_attn, any_width, watch)
+    )

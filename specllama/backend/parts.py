@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,12 +12,10 @@ from specllama.backend.base import Outputs
 from specllama.backend.batch import Batch
 from specllama.backend.cells import Places
 from specllama.backend.lane import CachedTree, CellLane
+from specllama.backend.llama_cache import LlamaCache
 from specllama.backend.pass_plan import PassPlan
 from specllama.backend.tree_layout import Layout
 from specllama.errors import EngineError
-
-if TYPE_CHECKING:
-    from specllama.backend.llama_cache import LlamaCache
 
 
 @dataclass(slots=True)
@@ -48,11 +45,6 @@ class PassPart:
     def gives_final(self) -> bool:
         """True if final hidden states are kept of it."""
         return self.lane.need == "final_hidden" and self.n_rows == len(self.tokens)
-
-    @property
-    def may_widen(self) -> bool:
-        """True if it may be padded where a wider pass costs less."""
-        return self.lane.cheap and self.outputs == "all" and self.lane.growing is None
 
     def lay(self, parents: Sequence[int], max_leaves: int, *, kept: bool) -> int:
         """Turn it into nodes of the lane's tree; return the number of branches that they open.

@@ -2,29 +2,25 @@
 
 =======  ====================================================================================
 kept     with ``--exact`` rows have the same bits in passes of some widths only
-cheap    kernels make some passes cheaper than narrower ones: v(n), as it was measured
 shared   conversations share a pass only as far as each gets the rows that it gets alone
 parts    prompts are read in parts, in tiles where that is possible
 =======  ====================================================================================
 
-Everybody else asks here. What a pass lacks is filled with guesses where there are any, for the
-window knows the same costs; the rest are pads (``pool``).
+Everybody else asks here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from specllama.backend.kernels import GROUP, LACKING, TILE, ZONE, Kernels
-from specllama.settings.params import DRAFT_MAX_EXACT
 
 
 class Planned(Protocol):
     """A pool whose passes are planned."""
 
     kernels: Kernels
-    lanes: int
     n_ctx: int
     n_batch: int
     max_rows: int
@@ -33,37 +29,17 @@ class Planned(Protocol):
 class PassPlan:
     """The plan of one pool.
 
-    Args:
-        pads: the pool pads passes, and can give pads up each time.
-
     Attributes:
-        cheapest: the rows of the cheapest pass with room for some (rows, depth, rows at most), by
-            what was measured; None pads none.
         measured: costs of passes by rows, in single ones, as far as they were measured at rest.
     """
 
-    def __init__(self, pool: Planned, *, pads: bool = False) -> None:
-        self._pool, self.pads = pool, pads
-        self.cheapest: Callable[[int, int, int], int] | None = None
+    def __init__(self, pool: Planned) -> None:
+        self._pool = pool
         self.measured: Mapping[int, float] = {}
 
-    def rows(self, n: int, depth: int = 0, *, cheap: bool = False) -> int:
-        """Return the rows of a pass that is asked for ``n`` after ``depth`` tokens; ``cheap``: it
-        may be wider where that costs less. A step never is: everything is compared with it."""
-        if kept := self._pool.kernels.widths:
-            return next((w for w in kept if w >= n), n)
-        if not cheap or n < 2 or self.cheapest is None:
-            return n
-        return self.cheapest(n, depth, min(self.widest, self._pool.n_ctx - depth))
-
-    @property
-    def widest(self) -> int:
-        """The widest pass that a narrower one is padded to; 0 if none is."""
-        pool = self._pool
-        if pool.kernels.widths or not self.pads:
-            return 0
-        most = min(DRAFT_MAX_EXACT + 1, pool.max_rows)
-        return min(most, pool.kernels.shared(pool.n_batch)) if pool.lanes > 1 else most
+    def rows(self, n: int) -> int:
+        """Return the rows of a pass that is asked for ``n``."""
+        return next((w for w in self._pool.kernels.widths if w >= n), n)
 
     def rows_at(self, past: int) -> int:
         """Return the widest pass with rows that is allowed after ``past`` tokens.

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
@@ -28,12 +28,10 @@ from specllama.backend.cells import Places
 from specllama.backend.hidden import HiddenRows
 from specllama.backend.kernels import TILE, Kernels
 from specllama.backend.lane import CellLane, LaneBooks, Parked
+from specllama.backend.llama_cache import LlamaCache
 from specllama.backend.parts import PassPart, lay, pick, require_tokens
 from specllama.errors import Cancelled, ContextFull, EngineError
 from specllama.text_history import Mark
-
-if TYPE_CHECKING:
-    from specllama.backend.llama_cache import LlamaCache
 
 
 class CellPool(LaneBooks):
@@ -50,11 +48,6 @@ class CellPool(LaneBooks):
     @property
     def alike(self) -> int | None:
         return None
-
-    @property
-    def pads(self) -> int:
-        """Most guesses of a pass that can be given up each time."""
-        return self.shape.max_rows - 1
 
     # -- facts --
 
@@ -192,8 +185,7 @@ class CellPool(LaneBooks):
         cache.stop.check()
         lane, tokens, outputs = cast(CellLane, part.lane), part.tokens, part.outputs
         n = len(tokens)
-        cheap = lane.cheap and outputs == "all"
-        wide = n if outputs == "none" else self.plan.rows(n, len(lane.tokens), cheap=cheap)
+        wide = n if outputs == "none" else self.plan.rows(n)
         with self._lock:
             self._settle_only(lane)
             past = lane.n_cells
@@ -283,13 +275,14 @@ class CellPool(LaneBooks):
 
     def _run_padded(self, pieces: Sequence[PassPart]) -> None:
         """Run one pass of the width that is planned for it."""
-        kept, n = bool(self.kernels.widths), sum(len(piece.tokens) for piece in pieces)
+        if not self.kernels.widths:
+            self._pass(pieces)
+            return
+        n = sum(len(piece.tokens) for piece in pieces)
         longest = max(pieces, key=lambda piece: len(piece.tokens))
-        cheap = not kept and all(piece.may_widen for piece in pieces)
-        wide = self.plan.rows(n, longest.past, cheap=cheap)
-        if wide > n and (kept or wide <= self.cells.room):
-            longest.pad(wide - n)
-        for piece in pieces if kept else ():
+        if pads := self.plan.rows(n) - n:
+            longest.pad(pads)
+        for piece in pieces:
             piece.outputs = "all"  # how many rows come out chooses kernels, too
         self._pass(pieces)
         longest.drop_pads()
@@ -414,7 +407,8 @@ class ReadingRoom:
             self.close()
             reader = None
         room = reader.room if reader is not None else self._make(past + len(tokens))
-        if reader is None or not self._holds(reader, lane):
+        known = reader is not None and reader.of is lane and len(reader.lane.tokens) == past
+        if reader is None or not known or lane.tokens.kept(reader.mark) != past:
             if reader is not None:
                 reader.lane.close()
             state = self._of.cache.state(lane.sequence) if past else b""
@@ -430,11 +424,6 @@ class ReadingRoom:
         n_ctx = min(4 * n, of.shape.n_ctx)
         shape = replace(of.shape, n_ctx=n_ctx, lanes=2, max_leaves=1)
         return CellPool(of.cache.beside(shape), shape, of.n_vocab, of.kernels, in_order=True)
-
-    @staticmethod
-    def _holds(reader: _PromptReader, lane: CellLane) -> bool:
-        n = len(lane.tokens)
-        return reader.of is lane and len(reader.lane.tokens) == n == lane.tokens.kept(reader.mark)
 
     def taken(self, lane: CellLane) -> None:
         """Remember that the lane took the text read for it last."""

@@ -20,17 +20,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from specllama.arrays import Row
 from specllama.backend.base import Context
 from specllama.backend.exactness import Exactness, Group
+from specllama.backend.watch import Watch
 from specllama.errors import EngineError
-
-if TYPE_CHECKING:
-    from specllama.backend.watch import Watch
 
 NARROW = (2, 3, 4, 8, 16)  # as far as a window goes by itself
 WIDE = 32  # and further, up to what the context takes, where that takes a second or two
@@ -38,7 +35,7 @@ HEAD = 40  # tokens before the rows that are compared
 COPIES = 14  # of the head: the cache is longer than 512 cells, two sequences stay for branches
 LONG = HEAD * (COPIES + 1)
 STEPS = 4  # a short cache, a long one, branches, all threads
-EFFORT = {True: 112.0, False: 56.0}  # of a probe, by ``far``, see ``_effort``
+EFFORT = {True: 112.0, False: 56.0}  # of a probe, by ``far``, in single steps
 CELLS = 768  # that a probe needs
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)  # as far as a window goes by itself
 # a branch alongside a chain: rows 3 and 4 follow row 0, past the cells of rows 1 and 2
@@ -77,7 +74,7 @@ class Probe:
         self._base = base
         n = context.max_rows
         self._text = [spread(i if i % 4 < 2 else 1, context.n_vocab) for i in range(n + 1)]
-        self._alone: list[Computed] = []
+        self.alone: list[Computed] = []
         self.worst = 0.0
 
     def run(self, start: int, n: int) -> list[Computed]:
@@ -118,27 +115,23 @@ class Probe:
         self.restart()
         return [self.padded([i], width)[0] for i in text]
 
-    @property
-    def has_steps(self) -> bool:
-        return bool(self._alone)
-
     def steps(self, n: int) -> None:
         """Decode the first ``n`` tokens one by one."""
         self.restart()
-        self._alone = [self.run(i, 1)[0] for i in range(n)]
+        self.alone = [self.run(i, 1)[0] for i in range(n)]
 
     def extend(self, n: int, size: int) -> None:
         """Decode on to ``n`` tokens in passes of ``size``, which were found to be like steps."""
-        for start in range(len(self._alone), n, size):
-            self._alone += self.run(start, min(size, n - start))
+        for start in range(len(self.alone), n, size):
+            self.alone += self.run(start, min(size, n - start))
 
     def matches(self, n: int) -> bool:
         """True if a pass of the first ``n`` tokens, and the step after it, are like steps."""
         self.restart()
         rows = self.run(0, n)
-        pairs = list(zip(self._alone, rows, strict=False))
-        if n < len(self._alone):
-            pairs.append((self._alone[n], self.run(n, 1)[0]))
+        pairs = list(zip(self.alone, rows, strict=False))
+        if n < len(self.alone):
+            pairs.append((self.alone[n], self.run(n, 1)[0]))
         self.worst = max(float(np.abs(a.logits - b.logits).max()) for a, b in pairs)
         return all(a.same(b) for a, b in pairs)
 
@@ -244,7 +237,7 @@ def probe(
         def tick(rows: int) -> None:
             nonlocal done
             told(step, min(done / EFFORT[far], 0.99))
-            done += _effort(rows)
+            done += (2 + rows) / 3  # single steps, as measured on two cores
 
         prober = Probe(context, seen, HEAD, tick)
         found = _widths(prober, (2, 4))
@@ -265,7 +258,7 @@ def probe(
                 divided = [with_branches(prober, group) for group in shared]
             step = 4
             if found.rows > 1:
-                if not prober.has_steps:
+                if not prober.alone:
                     prober.steps(found.rows)
                 all_threads()
                 if not prober.matches(min(found.rows, NARROW[-1])):
@@ -284,11 +277,6 @@ def probe(
         )
     finally:
         context.rollback(0)
-
-
-def _effort(rows: int) -> float:
-    """Estimate how many single steps a pass takes, from measurements on two cores."""
-    return (2 + rows) / 3
 
 
 def _lengthen(

@@ -247,10 +247,6 @@ class RunningPool(ForgettingPool):
     # -- going back --
 
     @property
-    def pads(self) -> int:
-        return self.cache.planes
-
-    @property
     def alike(self) -> int | None:
         return self.cache.planes
 

@@ -29,11 +29,14 @@ class Tried(msgspec.Struct, frozen=True):
         words: that the copy knows.
         difference: the largest one of a logit that both compute, over a few rows.
         share: of the time of a step of the whole model, in the same seconds.
+        why_not: it does not draft; "" where it does. looks: that ended so.
     """
 
     words: int
     difference: float = 0.0
     share: float = 1.0
+    why_not: str = ""
+    looks: int = 0
 
 
 def compare(
@@ -87,7 +90,6 @@ def compared(whole: Path, copy: Path, threads: int = 1, repack: bool = False) ->
             max_rows=1,
             threads=threads,
             options=options,
-            flash=options.flash_attn,
             any_width=False,
         )
         lanes.append(pool.open())

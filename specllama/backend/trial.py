@@ -30,10 +30,8 @@ logger = logging.getLogger("specllama.backend.trial")
 SCHEMA = "specllama.trials.v1"
 TRYING = Path(__file__).with_name("trying.py")
 PATIENCE_S = 120.0
-_FAULTS = frozenset(
-    getattr(signal, name, None)
-    for name in ("SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT", "SIGTRAP", "SIGSYS")
-)
+_FAULTS = frozenset({signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT,
+                     signal.SIGTRAP, signal.SIGSYS})  # fmt: skip
 _LATER = "a model is computed with weights repacked"  # after a trial that went well
 LATER = (
     "this build of llama.cpp died of an instruction that fails on this processor (SIGILL): weights "

@@ -205,7 +205,7 @@ class EngineArm:
     """An arm of specllama itself under some parameters.
 
     Every run reads its prompt afresh, in the target and in the draft model, so that the time to
-    the first token counts. What a server holds is not ours to forget: there it does not.
+    the first token counts.
 
     Args:
         name: label in reports.
@@ -217,7 +217,7 @@ class EngineArm:
     """
 
     name: str
-    engine: EngineLike
+    engine: Engine
     params: GenerateParams
     begin: Callable[[], Profile] | None = None
     logs: Path | None = None
@@ -228,20 +228,17 @@ class EngineArm:
         if self.logs is not None:
             self._logged = Logged(self.engine, command="bench", folder=self.logs)
 
-    def _know(self, engine: Engine, repetition: int) -> None:
-        """Give the engine's windows this arm's lessons so far; a server learns for all."""
+    def _know(self, repetition: int) -> None:
+        """Give the engine's windows this arm's lessons so far."""
         if self.begin is None:
             return
         if self._lessons is None or repetition != self._lessons[0]:
             self._lessons = repetition, self.begin()
-        engine.windows.use(self._lessons[1])
+        self.engine.windows.use(self._lessons[1])
 
     def run(self, task: Task, repetition: int) -> RunFigures:
-        from specllama.engine.engine import Engine
-
-        if isinstance(self.engine, Engine):
-            self.engine.reset()
-            self._know(self.engine, repetition)
+        self.engine.reset()
+        self._know(repetition)
         run = self.answer(task)
         return RunFigures.of(run, task, repetition, perf_counter() - run.began_s)
 
@@ -305,19 +302,13 @@ def ask_all(
     runs: Iterable[Run],
     cancel: Cancel,
     moved: Callable[[Run], object] = lambda run: None,
-    *,
-    log: bool = False,
 ) -> None:
-    """Run answers one after the other; ``log`` keeps their rounds."""
+    """Run answers one after the other."""
     empty = GenerateParams(max_tokens=1, speculate=False, proposer="none", seed=1)
     for run in takewhile(lambda run: not cancel.is_set(), runs):
         for _ in engine.generate(".", empty, cancel=cancel):
             pass  # nothing of the prompt is left in the cache
-        logged = Logged(engine, command="race")
-        try:
-            ask(logged if log else engine, run, cancel=cancel, moved=moved)
-        finally:
-            logged.close()
+        ask(engine, run, cancel=cancel, moved=moved)
         if cancel.is_set():
             return
 

@@ -116,7 +116,7 @@ def load_arm(text: str, params: GenerateParams, key: str = "") -> RemoteArm:
             f"cannot read the server {text!r}", "for example http://127.0.0.1:8484#none"
         )
     engine = open_remote(Address(url, key))
-    if proposer and not engine.switches:
+    if proposer and not engine.kind.switches:
         engine.close()
         raise UsageError(
             f"{engine.kind.title} cannot be told how to draft", f"leave out #{proposer}"
@@ -142,7 +142,7 @@ def remote_arms(
             f"{engine.kind.title} ends a reply where its model does, and the other arms go on",
             "compare whole replies: --no-ignore-eos",
         )
-    ways = (False, True) if engine.switches else (None,)
+    ways = (False, True) if engine.kind.switches else (None,)
     return [RemoteArm(engine, params, speculation=way, count=count) for way in ways]
 
 

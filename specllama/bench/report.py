@@ -27,9 +27,8 @@ from specllama.errors import ModelUnavailable
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.models.receipts import sha256_of
 from specllama.rates import GuessShares, share, total
-from specllama.store.document import fact_list, heading, page, table
 from specllama.store.rounds import package_versions
-from specllama.text import figure
+from specllama.text import figure, sanitize
 from specllama.verdict import judge
 
 Beside = Sequence[tuple[RunFigures, RunFigures]]
@@ -270,10 +269,20 @@ def provenance_lines(data: dict[str, Any]) -> list[str]:
 def report_document(comparison: Comparison) -> str:
     """Return the table of all summaries, with the circumstances of the measurement."""
     summaries = comparison.summaries()
-    parts: list[str] = [table(tuple(COLUMNS), list(map(cells, summaries)))]
-    facts = [[line] for line in provenance_lines(comparison.provenance)]
-    parts += [heading("How this was measured"), fact_list(facts)]
-    return page("specllama bench", parts)
+    facts = (f"- {_in_line(line)}" for line in provenance_lines(comparison.provenance))
+    parts = ["# specllama bench", table(tuple(COLUMNS), list(map(cells, summaries)))]
+    return "\n\n".join([*parts, "## How this was measured", "\n".join(facts)]) + "\n"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Write a table in Markdown."""
+    lines = (heads, ["---"] * len(heads), *rows)
+    return "\n".join(f"| {' | '.join(map(_in_line, cells))} |" for cells in lines)
+
+
+def _in_line(text: str) -> str:
+    """Write a text within a line of Markdown."""
+    return sanitize(text).replace("\n", " ").replace("|", "\\|")
 
 
 def write_reports(comparison: Comparison, out: Path) -> list[Path]:

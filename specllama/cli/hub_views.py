@@ -179,12 +179,16 @@ def fetch(client: HubClient, item: PullItem) -> None:
     from specllama.models import pull
     from specllama.signals import Interrupted
 
+    facts = [item.ref, size(item.model.bytes), item.listing.licence]
+    note(", ".join(filter(None, facts)))
+    note(f"  from {item.origin}")
     for file in item.missing:
         try:
             with Bar(file.name, file.size) as progress:
                 pull.fetch(item, client, progress, name=file.name)
         except (KeyboardInterrupt, Interrupted):
-            note("what arrived is kept; run the same command again to resume")
+            kept, again = ("nothing", "begin anew") if item.package else ("what arrived", "resume")
+            note(f"{kept} is kept; run the same command again to {again}")
             raise
 
 

@@ -72,14 +72,14 @@ def model_of(settings: Settings, *, quiet: bool) -> str:
 
 
 def opened(
-    settings: Settings, server: Address | None, *, quiet: bool, measured: bool = False
+    settings: Settings, server: Address | None, *, quiet: bool
 ) -> AbstractContextManager[Engine | ForeignEngine]:
     """Open the engine of a server if one is given, else that of ``open_engine``."""
     if server is not None:
         from specllama.remote.remote_engine import open_remote
 
         return open_remote(server)
-    return open_engine(settings, quiet=quiet, measured=measured)
+    return open_engine(settings, quiet=quiet)
 
 
 def load(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 import shutil
-from collections.abc import Callable
 
 import click
 
@@ -47,7 +44,6 @@ Examples:
   specllama log stats 20261121-0152      a run by the start of its name
   specllama log stats --all              every run together
   specllama log plot                     acceptance over time and by position
-  specllama log export > rounds.csv
   specllama log rm --all                 delete every log
 
 \b
@@ -63,8 +59,6 @@ Examples:
   specllama log rm 20261121-0152 20261121-0160
   specllama log rm --all --yes
 """
-
-SLICES = 5  # of the time of a run
 
 run_argument = click.argument(
     "run", default="last", metavar="[RUN]", shell_complete=completion.runs
@@ -168,7 +162,7 @@ def show(run: str, turn: int | None, limit: int | None, as_json: bool) -> None:
 @click.option("--all", "every", is_flag=True, help="Add up all runs.")
 @json_option
 def stats(runs: tuple[str, ...], every: bool, as_json: bool) -> None:
-    """Totals, and acceptance by position, by source and over time."""
+    """Totals, and acceptance by position and by source."""
     paths = list_runs() if every else [find_run(run) for run in runs or ("last",)]
     if not paths:
         raise StoreError("there is no round log yet", "make one: specllama run 'Hello'")
@@ -184,8 +178,6 @@ def stats(runs: tuple[str, ...], every: bool, as_json: bool) -> None:
     verdict = judge(passes)
     wrote = summary.generated(records)
     sources, positions = stats_by_source(rounds), total.by_depth
-    # Time has one axis per run: slices of several runs would mix them.
-    in_time = summary.by_time(records[0], SLICES) if len(records) == 1 else []
     if as_json:
         output.json_line(
             {
@@ -200,10 +192,6 @@ def stats(runs: tuple[str, ...], every: bool, as_json: bool) -> None:
                     picked(p, "drafted accepted of_rounds of_drafted", position=p.depth)
                     for p in positions
                 ],
-                "by_time": [
-                    picked(s, "begin_s end_s tok_per_s") | summary.stats_dict(s.stats)
-                    for s in in_time
-                ],
             }
         )
         return
@@ -216,16 +204,25 @@ def stats(runs: tuple[str, ...], every: bool, as_json: bool) -> None:
     if told := details(verdict, both=True):
         output.line(" · ".join(told))
     speeds = by_source(passes)
-    _show_groups("by source", "source", sources, "speed", lambda name: _speed(speeds.get(name)))
+    output.line()
+    output.line("by source: mean acceptance length, draft and verify in ms per round")
+    columns = [
+        Column("source", lambda item: item[0]),
+        number("rounds", lambda item: item[1].rounds),
+        number("guesses", lambda item: item[1].drafted),
+        number("kept", lambda item: item[1].accepted),
+        number("of all", lambda item: percent(item[1].acceptance_rate)),
+        number("length", lambda item: figure(item[1].mean_acceptance_length, ".2f")),
+        number("draft", lambda item: f"{share(item[1].draft_ms, item[1].rounds) or 0.0:.2f}"),
+        number("verify", lambda item: f"{share(item[1].verify_ms, item[1].rounds) or 0.0:.2f}"),
+        number("speed", lambda item: _speed(speeds.get(item[0]))),
+    ]
+    show_table(sources.items(), columns)
     if positions:
         output.line()
         output.line("by position in the draft")
         for text in charts.position_chart(positions, 20):
             output.line(text)
-    if in_time:
-        slices_ = {f"{s.begin_s:.2f}–{s.end_s:.2f}": s for s in in_time}
-        groups = {name: s.stats for name, s in slices_.items()}
-        _show_groups("by time", "seconds", groups, "tok/s", lambda n: rate(slices_[n].tok_per_s))
     for record in records:
         _say_skipped(record)
 
@@ -262,17 +259,6 @@ def plot(run: str, as_json: bool) -> None:
     output.line("accepted by position in the draft")
     for text in charts.position_chart(positions, max(10, min(width - 34, 40))):
         output.line(text)
-
-
-@command.command("export")
-@run_argument
-def export(run: str) -> None:
-    """Print a run as CSV, one row per round. Its lines as JSON: specllama log show --json."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(summary.CSV_COLUMNS)
-    writer.writerows(summary.csv_rows(read_run(find_run(run))))
-    output.write(buffer.getvalue())
 
 
 @command.command("path")
@@ -355,29 +341,6 @@ def _visible(token: str) -> str:
     marked = re.sub("^ +| +$", lambda ends: "␣" * len(ends[0]), token)
     marked = marked.replace("\n", "⏎").replace("\t", "⇥")
     return sanitize_line(marked)
-
-
-def _show_groups(
-    title: str,
-    column: str,
-    groups: dict[str, SpecStats],
-    last: str,
-    told: Callable[[str], str],
-) -> None:
-    output.line()
-    output.line(f"{title}: mean acceptance length, draft and verify in ms per round")
-    columns = [
-        Column(column, lambda item: item[0]),
-        number("rounds", lambda item: item[1].rounds),
-        number("guesses", lambda item: item[1].drafted),
-        number("kept", lambda item: item[1].accepted),
-        number("of all", lambda item: percent(item[1].acceptance_rate)),
-        number("length", lambda item: figure(item[1].mean_acceptance_length, ".2f")),
-        number("draft", lambda item: f"{share(item[1].draft_ms, item[1].rounds) or 0.0:.2f}"),
-        number("verify", lambda item: f"{share(item[1].verify_ms, item[1].rounds) or 0.0:.2f}"),
-        number(last, lambda item: told(item[0])),
-    ]
-    show_table(groups.items(), columns)
 
 
 def _speed(verdict: Payoff | None) -> str:

@@ -273,15 +273,6 @@ def quiet_option(words: str) -> Callable[[Decorated], Decorated]:
     return grouped("-q", "--quiet", is_flag=True, group="Output", help=words)
 
 
-server_option = grouped(
-    "--server",
-    metavar="URL",
-    group="Model",
-    help="Use the engine of a running specllama serve instead of loading a model.",
-)
-"""For a measurement that an engine of ours serves."""
-
-
 URL = "http://127.0.0.1:8484"  # where serve listens unless told otherwise
 key_option = grouped(
     "--api-key-file", type=click.Path(path_type=Path), metavar="FILE", group="Model",

@@ -150,7 +150,7 @@ def _arms(
     Raises:
         UsageError: there is nothing to compare with.
     """
-    switched = server.switches and other is None
+    switched = server.kind.switches and other is None
     speculative = _side(SPECULATIVE, server, speculation=True if switched else None)
     if other is not None:
         return speculative, _side(PLAIN, other)

@@ -21,7 +21,6 @@ better and a little larger; q8_0 is the 8-bit type. GGUF has no FP8.
 \b
 Examples:
   specllama quantize model-f16.gguf model-q4_0.gguf --type q4_0
-  specllama quantize model-f16.gguf draft.gguf --type q8_0 --prune-layers 8-23
   specllama quantize draft.gguf fast-draft.gguf --draft-tokens 32768
   specllama quantize model.gguf mtp-model.gguf --draft-tokens 32768 --likely-in ~/work
 """
@@ -31,12 +30,6 @@ Examples:
 @click.argument("source")
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.option("--type", "type_name", help="Type of the result: q4_0, q4_k_m, q8_0, q6_k, f16, …")
-@click.option(
-    "--prune-layers",
-    "prune",
-    metavar="LIST",
-    help="Drop layers (4-11,20), for a draft cut out of its own target.",
-)
 @click.option(
     "--draft-tokens",
     metavar="N",

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from specllama.cli import completion, diagnostics, loading, output
-from specllama.cli.listing import Column, json_option, number, plain
+from specllama.cli.listing import Column, json_option, show_table
 from specllama.cli.options import (
     LOADING,
     GroupedCommand,
@@ -26,7 +25,6 @@ from specllama.cli.progress import Meter
 from specllama.errors import Cancelled
 from specllama.settings.params import GenerateParams
 from specllama.signals import Interrupted
-from specllama.text import figure
 
 if TYPE_CHECKING:
     from specllama.bench.tuning import Tuning
@@ -40,6 +38,8 @@ Examples:
   specllama tune --quick --json > tune.json
 """
 
+SHOWN = ("arm", "group", "tok/s", "ratio", "range", "accepted")  # columns of a report
+
 
 @click.command("tune", cls=GroupedCommand, epilog=EPILOG)
 @click.argument("pair", required=False, shell_complete=completion.models)
@@ -48,10 +48,8 @@ Examples:
     "-n", "--per-slice", default=3, help="Number of prompts of each kind: chat, code, rag, json."
 )
 @length_option(64)
-@number_option("-r", "--repetitions", default=1, help="Number of times that the window is checked.")
-@click.option(
-    "--quick", is_flag=True, help="Use one prompt of each kind and do not check the window."
-)
+@number_option("-r", "--repetitions", default=1, help="Number of times that each is written.")
+@click.option("--quick", is_flag=True, help="Use one prompt of each kind, once.")
 @click.option(
     "--save/--no-save",
     default=True,
@@ -78,9 +76,9 @@ def command(
     long it takes; Ctrl-C stops, and what is done is kept.
 
     It times passes of 1 to 16 rows of the target and steps of the draft model. Then it writes
-    replies plainly, with drafts of one length and with the adaptive window; shows how many drafted
-    tokens were accepted, by slice and temperature; and computes what every fixed length would gain.
-    It keeps all this as a profile, so that later runs start warm.
+    replies plainly, with drafts of one length and with the adaptive window, and shows their speed
+    and how many drafted tokens were accepted, by slice and temperature. It keeps all this as a
+    profile, so that later runs start warm.
 
     It learns on one half of the shipped prompts; `specllama bench run` measures on the other.
     """
@@ -125,7 +123,7 @@ def command(
             per_slice=1 if quick else per_slice,
             max_tokens=max_tokens,
             repetitions=5 if quick else 9,
-            checks=0 if quick else repetitions,
+            checks=1 if quick else repetitions,
             progress=meter.share,
             say=lambda words: None if as_json else meter.say(words),
         )
@@ -136,8 +134,8 @@ def command(
     if as_json:
         output.json_line({**result.to_dict(), "provenance": facts, "profile": where and str(where)})
         return
-    for line in [*describe(result, charts=not quick), f"weights: {info.target.layout}"]:
-        output.line(line)
+    _show(result)
+    output.line(f"weights: {info.target.layout}")
     if where is not None:
         output.line(f"profile kept: {where}")
 
@@ -167,11 +165,9 @@ def _kept(engine: Engine, save: bool) -> Iterator[None]:
         raise
 
 
-_times = partial(figure, form=".2f", unit="×", unknown="")
-
-
-def describe(result: Tuning, *, charts: bool = True) -> list[str]:
-    """Return the advice, the tables of a tuning, and a chart of each group, as lines."""
+def _show(result: Tuning) -> None:
+    """Show the advice, the costs, and the speed of replies."""
+    from specllama.bench.report import COLUMNS
     from specllama.cli.charts import bar
     from specllama.rates import Remedy
     from specllama.verdict import remedy_words
@@ -186,32 +182,7 @@ def describe(result: Tuning, *, charts: bool = True) -> list[str]:
     if costs.draft:
         step = costs.draft_step or 0.0
         lines += ["", f"draft model: {costs.draft[1]:.2f} ms a step, {step:.3f} of a plain step"]
-    rows = [
-        (
-            group.slice,
-            f"{group.temperature:g}",
-            " ".join(f"{share:.2f}" for share in group.survival[:5]),
-            group.best,
-            _times(group.best_speed),
-            _times(group.window),
-        )
-        for group in result.groups
-    ]
-    for t, of_all in advice["temperatures"].items() if result.groups else ():
-        predicted, measured = _times(of_all["predicted"]), _times(of_all["measured"])
-        rows.append(("all", str(t), "", of_all["best"], predicted, measured))
-    heads = ("best fixed length", "speed", "window")
-    columns = [Column("slice"), number("T"), Column("accepted by position"), *map(number, heads)]
-    lines += ["", *plain(rows, columns)]
-    lines += [
-        "speed: predicted for the best fixed length in a text without end; window: measured over",
-        "replies; it chooses a length every round, so it can beat every fixed one",
-    ]
-    if charts:
-        lines += ["", "speed over plain by draft length (predicted from the figures above)"]
-    for group in result.groups if charts else ():
-        top = max([1.0, *group.speeds.values()])
-        lines.append(f"{group.slice}, temperature {group.temperature:g}")
-        for k, speed in group.speeds.items():
-            lines.append(f"{k:>5} {speed:6.2f}×  {bar(speed / top, 30)}")
-    return lines
+    for line in (*lines, ""):
+        output.line(line)
+    columns = [Column(name, COLUMNS[name], right=i > 1) for i, name in enumerate(SHOWN)]
+    show_table(result.check.summaries(), columns)

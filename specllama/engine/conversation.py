@@ -188,7 +188,6 @@ class Conversation:
     def settle(self) -> int:
         """End the conversation; return how many tokens of the target's lane are committed."""
         self._window.finish()
-        self._target.cheap = False
         if self._ahead:
             return len(self._target.tokens)
         if (maker := self._loaded.maker) is not None:
@@ -280,7 +279,6 @@ class Conversation:
             yield Notice(message=advice, topic="routing")
         if drafter.name != "none":
             self._window = windows(params)
-            self._target.cheap = params.window == "auto"
         if trouble := windows.trouble():
             yield Notice(message=trouble, level="warning", topic="profile")
         booking = booked(drafter)
@@ -310,7 +308,7 @@ class Conversation:
     def _inexact(self, rows: int, line: bool, past: int) -> bool:
         """True if a pass's rows may differ from those of single steps, also because a pass of
         another width wrote the cache."""
-        rows = self._plan.rows(rows, past, cheap=self._target.cheap)
+        rows = self._plan.rows(rows)
         if rows > 1 and not self._loaded.info.is_exact(rows, line=line):
             self._slot.mark_inexact_from(past)
         return self._slot.inexact
@@ -369,16 +367,12 @@ class Conversation:
             parts = [(tokens[:-1], "none"), (tokens[-1:], "last")]
         for tokens, outputs in parts:
             out: Pass = yield Pass(self._target, tokens, outputs)
-            if out.shared is not None:
-                self._read_among_others(done)
+            info = self._loaded.info
+            if out.shared is not None and (info.exact_rows < 2 or info.widths):
+                self._slot.mark_inexact_from(done)  # it is read in other passes than alone
         rows = out.rows.copy()  # another conversation's pass may come before it is drawn from
         yield from self._drafter.read_prompt(self._tokens, end)
         return end, rows
-
-    def _read_among_others(self, at: int) -> None:
-        """Note that the text from ``at`` on was read in other passes than it would be alone."""
-        if self._loaded.info.exact_rows < 2 or self._loaded.info.widths:
-            self._slot.mark_inexact_from(at)
 
     def _make_room(self) -> EventSteps[bool]:
         """Keep the head of the prompt and the newer half of the rest, and read them again. Return

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -298,7 +298,8 @@ class Engine:
             PromptTooLong: it exceeds the context. No lane was touched.
         """
         with self._alone():
-            return self._submit(prompt, params, cancel)
+            self._require_free()
+            return self.begin(self.prepare(prompt, params), cancel=cancel)
 
     def prepare(
         self,
@@ -331,17 +332,14 @@ class Engine:
             seconds = perf_counter() - ahead.begun
             if another or (stable is None and self._seats.in_vain(read, seconds, n)):
                 ahead.cancel.set()
-        self._require_tokens(params.sampling.logit_bias)
+        n = self.vocab.n_tokens
+        if any(not 0 <= (bad := id) < n for id in params.sampling.logit_bias):
+            raise UsageError(f"logit_bias: token {bad} is outside the vocabulary of {n}")
         seed = params.seed if params.seed is not None else secrets.randbelow(SEED_DRAWN)
         position = prepared.position
         chain = loaded.chains.chain(params, seed, prepared.ids, position, prepared.limit)
         clock.tokenized = perf_counter()
         return Ready(params, seed, prepared, chain, clock, stable)
-
-    def _require_tokens(self, ids: Iterable[int]) -> None:
-        n = self.vocab.n_tokens
-        if (bad := next((id for id in ids if not 0 <= id < n), None)) is not None:
-            raise UsageError(f"logit_bias: token {bad} is outside the vocabulary of {n}")
 
     def begin(self, ready: Ready, *, cancel: Cancel | None = None) -> int:
         """Begin a prepared request as ``submit`` does.
@@ -353,37 +351,31 @@ class Engine:
             EngineError: the engine is closed, or every slot is taken.
             UsageError, PairIncompatible: nothing drafts as was asked for.
         """
+        cancel = cancel or Cancel()
         with self._alone():
-            return self._begin(ready, cancel or Cancel())
+            self._require_free()
+            ids, id, stable = ready.prepared.ids, next(self._ids), ready.stable
+            if self._ahead is not None:
+                self._scheduler.end(self._ahead.id)
+                self._ahead = None
 
-    def _submit(self, prompt: Prompt, params: GenerateParams | None, cancel: Cancel | None) -> int:
-        self._require_free()
-        return self._begin(self.prepare(prompt, params), cancel or Cancel())
+            def seated() -> Running:
+                if stable is None:
+                    seat = self._seats.seat(id, ids, ready.params, cancel)
+                else:
+                    seat = self._seats.seat_ahead(id, ids, stable, ready.params, cancel)
+                    self._ahead = _Ahead(id, ids[: seat.until], cancel, perf_counter())
+                self._drafts = self._drafts or seat.drafter.name != "none"
+                one = Conversation(self._loaded, self._seats, seat, ready, cancel)
+                lane, unread = seat.slot.target, len(ids) - seat.cached
+                return Running(id, one.run(), one.settle, lane, cancel, unread)
+
+            self._scheduler.enter(id, cancel, seated)
+            return id
 
     def _require_free(self) -> None:
         if not self.free:
             raise EngineError("the engine is busy with another request")
-
-    def _begin(self, ready: Ready, cancel: Cancel) -> int:
-        self._require_free()
-        ids, id, stable = ready.prepared.ids, next(self._ids), ready.stable
-        if self._ahead is not None:
-            self._scheduler.end(self._ahead.id)
-            self._ahead = None
-
-        def seated() -> Running:
-            if stable is None:
-                seat = self._seats.seat(id, ids, ready.params, cancel)
-            else:
-                seat = self._seats.seat_ahead(id, ids, stable, ready.params, cancel)
-                self._ahead = _Ahead(id, ids[: seat.until], cancel, perf_counter())
-            self._drafts = self._drafts or seat.drafter.name != "none"
-            one = Conversation(self._loaded, self._seats, seat, ready, cancel)
-            lane, unread = seat.slot.target, len(ids) - seat.cached
-            return Running(id, one.run(), one.settle, lane, cancel, unread)
-
-        self._scheduler.enter(id, cancel, seated)
-        return id
 
     def step(self) -> list[tuple[int, Event | Exception]]:
         """Run until a conversation has events; return its id with each event, or with the error
@@ -391,33 +383,26 @@ class Engine:
 
         A cancel stops the pass that is running where no other conversation shares it.
         """
-        self._take()
-        try:
+        with self._alone():
             return self._scheduler.step()
-        finally:
-            self._using.release()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Hold the engine for a block, see ``_take``."""
-        self._take()
-        try:
-            yield
-        finally:
-            self._using.release()
-
-    def _take(self) -> None:
-        """Claim the engine for this thread, until the lock is released.
+        """Hold the engine for a block.
 
         Raises:
             EngineError: another thread is in a call or a ``generate``, or the engine is closed.
         """
         if not self._using.acquire(blocking=False):
             raise EngineError(*_TWO_THREADS)
-        why = ("the engine is closed",) if self.closed else _TWO_THREADS
-        if self.closed or self._generating not in (None, threading.get_ident()):
+        try:
+            if self.closed:
+                raise EngineError("the engine is closed")
+            if self._generating not in (None, threading.get_ident()):
+                raise EngineError(*_TWO_THREADS)
+            yield
+        finally:
             self._using.release()
-            raise EngineError(*why)
 
     def cancel(self, id: int) -> None:
         """End a conversation; unless it is over already, its last event comes with a ``step``."""
@@ -436,7 +421,7 @@ class Engine:
     ) -> Iterator[Event]:
         """See ``EngineLike.generate``."""
         with self._alone():
-            id = self._submit(prompt, params, cancel)
+            id = self.submit(prompt, params, cancel=cancel)
             before, self._generating = self._generating, threading.get_ident()
         try:
             while id in self._scheduler:

@@ -2,8 +2,9 @@
 
 An engine makes a copy at rest, once it has heard enough replies to know which words they hold, and
 times its steps beside those of the whole model. The pair is opened with it from the next time on if
-they take less. Where replies begin to hold other words, the copy is made anew. No text depends on
-any of that: guesses alone do.
+they take less. Where replies begin to hold other words, the copy is made anew; where none pays or
+works, nothing is looked for any more with this build. No text depends on any of that: guesses alone
+do.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
+import msgspec
 import numpy as np
 
 from specllama.arrays import IntArray
@@ -23,21 +25,23 @@ from specllama.backend.base import Vocab
 from specllama.backend.cores import physical_cores
 from specllama.backend.same_rows import Tried, compare
 from specllama.cancel import Cancel
-from specllama.errors import BadGguf, Cancelled, SpecllamaError
+from specllama.errors import BadGguf, Cancelled, SpecllamaError, UnsupportedModel
 from specllama.events import Measuring, Report
 from specllama.models import memory, trimmed
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.words import SAYS, ranked
 from specllama.paths import standing
 from specllama.settings.params import EngineOptions
+from specllama.text import size
 
 logger = logging.getLogger("specllama.engine.fewer_words")
 
-SCHEMA = "specllama.drafts.v1"
+SCHEMA = "specllama.drafts.v2"
 SIZES = (16384, 32768, 49152, 65536, 98304)  # words that are tried
 LOST = 0.02  # of a reply's tokens that a copy may not know
 TOKENS = 2048  # of replies, before words are chosen by them
 PAYS = 0.9  # of a whole step
+LOOKS = 2  # in vain, after which no copy is looked for
 WHAT = "making a draft model that knows fewer words"
 _REPLIES = 512  # that are remembered
 _MOST_BYTES = 4 << 30  # of all copies; the newest stay
@@ -45,19 +49,35 @@ _TRIED = 4  # files' sizes of memory: of two, each perhaps once more in another 
 _SPARE = 2 << 30  # bytes of the disk that stay free
 
 
-def chosen(whole: GgufHeader, options: EngineOptions) -> GgufHeader | None:
-    """Return the copy that drafts instead of a whole model; None for the model itself."""
-    found, share = _known(whole, options)
-    return found if share <= PAYS else None
+def chosen(whole: GgufHeader, options: EngineOptions, here: str = "") -> GgufHeader | None:
+    """Return the copy that drafts instead of a whole model; None for the model itself.
+
+    Args:
+        here: see ``EngineInfo``; "" finds that out.
+    """
+    known = _known(whole, options, here)
+    if known is None or known.share > PAYS:
+        return None
+    copy = _made(whole)
+    return copy if copy is not None and copy.rows == known.words else None
 
 
-def words(whole: GgufHeader, options: EngineOptions) -> str:
-    """Describe the copy that was made of a model; "" if there is none."""
-    found, share = _known(whole, options)
-    if found is None:
+def words(whole: GgufHeader, options: EngineOptions, here: str = "") -> str:
+    """Describe what came of a copy of a model; "" if none was tried."""
+    known, copy = _known(whole, options, here), chosen(whole, options, here)
+    if known is None or (copy is None and not known.why_not):
         return ""
-    drafts = "drafts" if share <= PAYS else "saves too little to draft"
-    return f"a copy of {found.rows:,} words {drafts}: its step takes {share:.2f} of the time"
+    if copy is None:
+        return f"the whole model drafts: {known.why_not}"
+    return f"a copy of {copy.rows:,} words drafts: its step takes {known.share:.2f} of the time"
+
+
+def brief(whole: GgufHeader, options: EngineOptions, here: str) -> str:
+    """Name what drafts of a model, and its size, for a list: "398 MB, copy of 32,768 words"."""
+    copy = chosen(whole, options, here)
+    if copy is not None:
+        return f"{size(copy.file_bytes)}, copy of {copy.rows:,} words"
+    return size(whole.file_bytes) + (", whole" if words(whole, options, here) else "")
 
 
 class DraftMaker:
@@ -69,12 +89,19 @@ class DraftMaker:
         self._n = 0  # tokens that were heard
         sizes = [n for n in SIZES if 3 * n <= 2 * whole.vocab_size]
         self._sizes = [n for n in sizes if trimmed.work(whole, n) <= PAYS]
-        self._next = 1 if self._sizes and options.draft_tokens == "auto" else math.inf
+        self._next = 1 if self._sizes and self._looks() else math.inf
 
     def hear(self, reply: Sequence[int]) -> None:
         """Take the tokens of a reply into account."""
         self._heard.append(reply)
         self._n += len(reply)
+
+    def _looks(self) -> bool:
+        """True if it is worth looking for a copy."""
+        if self._options.draft_tokens != "auto" or self._whole.rows:
+            return False
+        known = _known(self._whole, self._options)
+        return known is None or known.looks < LOOKS
 
     @property
     def wanted(self) -> bool:
@@ -90,7 +117,7 @@ class DraftMaker:
         from specllama.store.sessions import last_replies  # weights are read before it
 
         whole = self._whole
-        known, copy = _tried(whole, self._options), _made(whole)
+        known, copy = _known(whole, self._options), _made(whole)
         counts = Counter(chain.from_iterable(self._heard))
         # one that was made is judged by what is written since
         for text in last_replies() if copy is None else ():
@@ -98,12 +125,14 @@ class DraftMaker:
             counts.update(self._vocab.tokenize(text, add_special=False, parse_special=False))
         if counts.total() >= TOKENS and not (copy and known and _knows(copy, counts)):
             n = smallest(trimmed.places(whole), counts, self._sizes)
-            dear = known is not None and known.words == n and known.share > PAYS
-            if n and not dear and _has_room(whole):
+            if known is not None and known.words == n and known.share > PAYS:
+                found = msgspec.structs.replace(known, looks=known.looks + 1)
+                verdicts.keep(SCHEMA, _key(whole, self._options), found)
+            elif n and _has_room(whole):
                 if report is not None:
                     report(Measuring(WHAT))
                 _make(whole, n, counts, self._options, stop)
-        self._next = 2 * self._n + 1
+        self._next = 2 * self._n + 1 if self._looks() else math.inf
 
 
 def smallest(places: IntArray, counts: Counter[int], sizes: Iterable[int]) -> int:
@@ -119,23 +148,17 @@ def _knows(copy: GgufHeader, counts: Counter[int]) -> bool:
     return sum(counts[token] for token in says) >= (1 - 2 * LOST) * counts.total()
 
 
-def _key(whole: GgufHeader, options: EngineOptions) -> dict[str, object]:
+def _key(whole: GgufHeader, options: EngineOptions, here: str = "") -> dict[str, object]:
     how = [options.threads, options.repack, options.gpu_layers, options.draft_gpu_layers]
-    return {**verdicts.circumstances(whole), "how": how}
+    here = here or verdicts.name_of(verdicts.here())
+    return {"file": whole.fingerprint, "here": here, "how": how}
 
 
-def _tried(whole: GgufHeader, options: EngineOptions) -> Tried | None:
-    return verdicts.known(SCHEMA, _key(whole, options), Tried)
-
-
-def _known(whole: GgufHeader, options: EngineOptions) -> tuple[GgufHeader | None, float]:
-    """Return the copy that was made at rest, if there is one, and its step as a share of the
-    whole model's."""
-    found = _made(whole) if options.draft_tokens == "auto" and not whole.rows else None
-    known = None if found is None else _tried(whole, options)
-    if found is None or known is None or known.words != found.rows:
-        return None, 1.0
-    return found, known.share
+def _known(whole: GgufHeader, options: EngineOptions, here: str = "") -> Tried | None:
+    """Return what came of a copy, if one may draft."""
+    if options.draft_tokens != "auto" or whole.rows:
+        return None
+    return verdicts.known(SCHEMA, _key(whole, options, here), Tried)
 
 
 def _made(whole: GgufHeader) -> GgufHeader | None:
@@ -158,18 +181,23 @@ def _has_room(whole: GgufHeader) -> bool:
 def _make(
     whole: GgufHeader, n: int, counts: Mapping[int, int], options: EngineOptions, stop: Cancel
 ) -> None:
-    """Make a copy, and keep how fast it is."""
-    path, found = trimmed.place(whole), Tried(n)
+    """Make a copy, and keep how fast it is; or why there is none."""
+    path, key, known = trimmed.place(whole), _key(whole, options), _known(whole, options)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         says = trimmed.choose(whole, n, counts)
         trimmed.write(whole, path, says, written=lambda _: stop.check())
         threads, repack = options.threads or physical_cores(), options.repack != "off"
         found = compare(whole.path, path, threads=threads, repack=repack, stop=stop)
+        if found.share > PAYS:
+            raise UnsupportedModel(f"with {n:,} words a step takes {found.share:.2f} of the time")
         trimmed.keep_within(_MOST_BYTES, path)
+        verdicts.keep(SCHEMA, key, found)
     except (SpecllamaError, OSError) as error:  # it drafts with the whole model
         shutil.rmtree(path.parent, ignore_errors=True)
         if isinstance(error, Cancelled):
             raise
         logger.info("no draft model of fewer words: %s", error)
-    verdicts.keep(SCHEMA, _key(whole, options), found)
+        if isinstance(error, (BadGguf, UnsupportedModel)):  # else the disk was full
+            looks = 1 + (known.looks if known else 0)
+            verdicts.keep(SCHEMA, key, Tried(n, why_not=error.message, looks=looks))

@@ -12,12 +12,12 @@ from typing import Any, Literal
 import msgspec
 
 from specllama.backend import llama, trial, verdicts
-from specllama.backend.attention import can_switch
 from specllama.backend.base import Opened, OpenedPair, Own
 from specllama.backend.cores import crowded, physical_cores
 from specllama.backend.embedding import Embedding
 from specllama.backend.exactness import Exactness
-from specllama.backend.llama_pool import LlamaPool, LoadedModel, open_pool
+from specllama.backend.llama_pool import LoadedModel, open_pool
+from specllama.backend.symbols import can_switch
 from specllama.cancel import Cancel
 from specllama.engine import fewer_words
 from specllama.engine.gguf_pair import Pair
@@ -72,7 +72,9 @@ def open_models(pair: Pair, on_progress: Report, stop: Cancel) -> OpenedPair:
         options = target.options
         for one in (target, draft):
             if one is not None:
-                _warm_up(one.pool)
+                lane = one.pool.open()  # fetches the weights, starts the threads
+                lane.forward([0], outputs="last")
+                lane.close()
 
         def measure(report: Report, now: bool = True) -> Exactness:
             return exactness_of(target, report, now=now)
@@ -165,7 +167,7 @@ def _load_as(
         )
         closing.callback(model.close)
         shape |= {"lanes": options.parallel, "threads": threads, "max_leaves": options.max_leaves}
-        pool = open_pool(model, options=own, flash=own.flash_attn, **shape)
+        pool = open_pool(model, options=own, **shape)
         return LoadedModel(header, model, pool, own)
 
     threading.Thread(target=_prepare, args=(pair.target.chat_template,), daemon=True).start()
@@ -198,10 +200,3 @@ def _choose_threads(one: LoadedModel) -> None:
             verdicts.keep(_SCHEMA, key, kept)
 
     one.pool.choose_threads(kept.count, found)
-
-
-def _warm_up(pool: LlamaPool) -> None:
-    """Run one pass to fetch the weights and start the threads: a first reply is timed, too."""
-    lane = pool.open()
-    lane.forward([0], outputs="last")
-    lane.close()

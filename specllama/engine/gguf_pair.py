@@ -152,21 +152,15 @@ class Pair:
         one = self.draft is not None and self.draft.one_kv_type
         return self.options.resolved(on_gpu=self.on_gpu, one_kv_type=one)
 
-    def fitting(self) -> Pair:
-        """Return this pair, after a check that the part outside the GPUs fits in RAM.
+    def require_fit(self, *, anyway: bool = False) -> Pair:
+        """Return this pair, after a check that the part outside the GPUs fits in RAM, if it is
+        wanted or ``anyway``.
 
-        Raises:
-            DoesNotFit: it does not.
-        """
-        if self.options.check_memory:
-            self.require_fit()
-        return self
-
-    def require_fit(self) -> None:
-        """
         Raises:
             DoesNotFit: it does not, with what would.
         """
+        if not (self.options.check_memory or anyway):
+            return self
         try:
             memory.require_fit(self.need(self.n_ctx))
         except DoesNotFit as error:
@@ -181,6 +175,7 @@ class Pair:
                 ways.append("--parallel 1")
             hint = f"what fits: {' or '.join(ways)}" if ways else error.hint
             raise DoesNotFit(error.message, hint, needed=error.needed, free=error.free) from None
+        return self
 
     def need(self, n_ctx: int) -> memory.PairMemory:
         """Return the RAM that the pair takes with a context of N tokens."""
@@ -193,7 +188,7 @@ class Pair:
     def with_fewer_layers(self) -> Pair | None:
         """Return this pair with less on the GPUs; None if nothing is there."""
         plan = None if self.plan is None else placement.fewer_layers(self.plan)
-        return None if plan is None else replace(self, plan=plan).fitting()
+        return None if plan is None else replace(self, plan=plan).require_fit()
 
 
 def read_pair(target: Path, draft: Path | None, options: EngineOptions) -> Pair:
@@ -229,7 +224,7 @@ def read_pair(target: Path, draft: Path | None, options: EngineOptions) -> Pair:
     pair = with_context(made)
     for line in pair.lines():
         logger.info("%s", line)
-    return pair.fitting()
+    return pair.require_fit()
 
 
 def with_context(pair: Pair) -> Pair:

@@ -67,11 +67,10 @@ class EngineHost:
 
     ``start()`` loads and blocks; ``generate()`` starts the child itself when there is none, so a
     conversation survives the death of its engine. ``on_event`` receives LoadProgress from the
-    reader thread. A child that ends no pass for long is ended, see ``pulse``; ``patience_s``: after
-    so long, whatever a pass takes on this machine. ``on_death`` is called by another thread when a
-    child that was ready has ended by itself. ``loop`` takes what a child says, if it is set before
-    the start; else a thread does. What is measured at rest comes as Measuring, and may change
-    ``info``.
+    reader thread. A child that ends no pass for long is ended, see ``pulse``. ``on_death`` is
+    called by another thread when a child that was ready has ended by itself. ``loop`` takes what a
+    child says, if it is set before the start; else a thread does. What is measured at rest comes
+    as Measuring, and may change ``info``.
     """
 
     def __init__(
@@ -80,10 +79,8 @@ class EngineHost:
         *,
         on_event: OnEvent | None = None,
         close_grace_s: float = 3.0,
-        patience_s: float | None = None,
     ) -> None:
         self.on_death: Callable[[], object] = lambda: None
-        self.patience_s = patience_s
         self.loop: asyncio.SelectorEventLoop | None = None
         self.factory = factory
         self.on_event = on_event
@@ -153,7 +150,6 @@ class EngineHost:
                 child = Child(
                     self.factory,
                     lambda event: self.on_event(event) if self.on_event else None,
-                    patience_s=self.patience_s,
                     on_death=lambda: self.on_death(),
                     loop=self.loop,
                 )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from time import perf_counter
 from typing import Any
 
+from specllama.arrays import FloatArray, IntArray
 from specllama.backend.base import Context, Maker, OpenedPair, Own, Pool, Vocab
 from specllama.backend.exactness import Exactness
 from specllama.cancel import Cancel
@@ -15,20 +18,108 @@ from specllama.engine.opening import OpeningPair
 from specllama.engine.profiles import Windows, open_profile
 from specllama.engine.prompting import Prompting
 from specllama.engine.remedies import ROWS
-from specllama.engine.sampler_chains import SamplerChains
 from specllama.engine.shelf import Shelf, StateKeys
 from specllama.engine.slot import Slot
 from specllama.errors import Cancelled, SpecllamaError
 from specllama.events import Notice, Report
+from specllama.grammar.guide import Guides
+from specllama.grammar.source import source_of
 from specllama.interface import EngineInfo
-from specllama.settings.params import disk_bytes
+from specllama.settings.params import BREAKERS_LIMIT, GenerateParams, disk_bytes
 from specllama.speculative.drafting import method
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.drafting.text_library import Library
 from specllama.speculative.drafting.translate import join_vocabularies
+from specllama.speculative.filling import fillers
+from specllama.speculative.sampling import Constraint, SamplerChain
 from specllama.store.sessions import is_stored
 from specllama.store.states import States
 from specllama.store.texts import read_texts
+
+
+class SamplerChains:
+    """A maker of chains; tables that depend on the vocabulary alone are made once."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._vocab = vocab
+        self._guides: Guides | None = None
+        self._making = threading.Lock()
+        self._eog_bias: dict[int, float] | None = None
+        self._pieces: list[bytes] = []
+        self._breaking = lru_cache(4 * BREAKERS_LIMIT)(self._breaking_now)
+
+    def chain(
+        self,
+        params: GenerateParams,
+        seed: int,
+        tokens: Sequence[int],
+        position: int,
+        constraint: Constraint | None = None,
+    ) -> SamplerChain:
+        """Return a sampler chain after ``tokens``, for the token at ``position`` of the noise;
+        ``constraint`` applies if there is no grammar."""
+        sampling = params.sampling
+        if params.ignore_eos:
+            bias = {**self._all_eog(), **sampling.logit_bias}
+            sampling = replace(sampling, logit_bias=bias)
+        breakers: frozenset[int] = frozenset()
+        if sampling.dry_multiplier > 0:
+            breakers = frozenset().union(*map(self._breaking, sampling.dry_sequence_breakers))
+        if params.constrained:
+            constraint = self._guide(params)
+        return SamplerChain(
+            sampling,
+            seed=seed,
+            tokens=tokens,
+            position=position,
+            breakers=breakers,
+            constraint=constraint,
+            is_end=self._vocab.is_eog,
+            fills=self._fills if sampling.infill else None,
+        )
+
+    def _fills(self, ids: IntArray, logits: FloatArray) -> tuple[IntArray, FloatArray]:
+        vocab = self._vocab
+        return fillers(ids, logits, vocab.piece, vocab.is_eog, lambda: min(self._all_eog()))
+
+    def read_vocabulary(self) -> None:
+        """Read the vocabulary for grammars; this takes some 0.5 s in which no other thread runs."""
+        with self._making:
+            if self._guides is None:
+                n, vocab = self._vocab.n_tokens, self._vocab
+                self._guides = Guides(
+                    [vocab.piece(t) for t in range(n)],
+                    [t for t in range(n) if vocab.is_eog(t)],
+                    partial(
+                        vocab.tokenize, add_special=False, parse_special=False, after_text=True
+                    ),
+                )
+
+    def _guide(self, params: GenerateParams) -> Constraint:
+        if params.json_schema is not None:
+            source = source_of("schema", params.json_schema)
+        elif params.regex is not None:
+            source = source_of("regex", params.regex)
+        else:
+            source = source_of("grammar", params.grammar or "")
+        self.read_vocabulary()
+        assert self._guides is not None
+        return self._guides.guide(source)
+
+    def _breaking_now(self, text: str) -> frozenset[int]:
+        """Return the tokens that contain a text."""
+        if not self._pieces:
+            self._pieces = [self._vocab.piece(t) for t in range(self._vocab.n_tokens)]
+        wanted = text.encode("utf-8", "replace")
+        return frozenset(t for t, piece in enumerate(self._pieces) if wanted in piece)
+
+    def _all_eog(self) -> dict[int, float]:
+        if self._eog_bias is None:
+            self._eog_bias = {
+                t: float("-inf") for t in range(self._vocab.n_tokens) if self._vocab.is_eog(t)
+            }
+        return self._eog_bias
+
 
 logger = logging.getLogger("specllama.engine.pair_loading")
 

@@ -14,22 +14,21 @@ from itertools import count
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from specllama.backend import probe, verdicts
 from specllama.backend.exactness import SCHEMA, Exactness
+from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_pool import LlamaPool, LoadedModel, open_pool
 from specllama.backend.turns import Turn, timed
+from specllama.backend.watch import Watch
 from specllama.errors import Cancelled, DoesNotFit, EngineError, SpecllamaError, UsageError
 from specllama.events import Measuring, Report
 from specllama.models import memory
 from specllama.settings.hardware import Adapter
 from specllama.text import size
-
-if TYPE_CHECKING:
-    from specllama.backend.llama import LlamaModel
 
 logger = logging.getLogger("specllama.engine.probing")
 
@@ -109,10 +108,9 @@ def kernel_key(one: LoadedModel) -> dict[str, Any]:
 
 def _measure(one: LoadedModel, report: Report) -> Exactness:
     """Measure in a separate context, made like the target's, whose passes can be watched."""
-    from specllama.backend.watch import Watch
-
     model, target, options = one.model, one.pool, one.options
-    most = min(target.max_rows, target.pads + 1)
+    pads = target.max_rows - 1 if target.alike is None else target.alike  # that can be given up
+    most = min(target.max_rows, pads + 1)
     widths = [w for w in probe.WIDTHS if w <= most] if options.exact != "off" else []
 
     # a GPU runs different kernels if it is stopped and watched
@@ -124,7 +122,6 @@ def _measure(one: LoadedModel, report: Report) -> Exactness:
         max_rows=max(target.max_rows, probe.NARROW[-1]),
         threads=target.kernels.threads,
         options=options,
-        flash=target.kernels.flash,
         # elsewhere a row's bits depend on where the cells of a branch that was kept lie
         max_leaves=2 if target.kernels.any_width else 1,
         watch=watch,
@@ -188,7 +185,6 @@ def _beside(model: LlamaModel, target: LoadedModel, max_rows: int) -> LlamaPool:
         max_rows=max_rows,
         threads=kernels.threads if choice is None else choice.count,
         options=target.options,
-        flash=kernels.flash,
     )
 
 

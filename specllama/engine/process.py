@@ -48,7 +48,6 @@ class Child:
         factory: EngineFactory,
         on_event: OnEvent | None,
         *,
-        patience_s: float | None = None,
         on_death: Callable[[], object] = lambda: None,
         loop: asyncio.SelectorEventLoop | None = None,
     ) -> None:
@@ -76,7 +75,7 @@ class Child:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe(duplex=True)
         self._conn: Connection = ours
-        self._pulse = Pulse(patience_s)
+        self._pulse = Pulse()
         self.process = context.Process(
             target=serve,
             args=(theirs, factory, log, self._pulse),

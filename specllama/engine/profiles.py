@@ -15,14 +15,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from specllama.backend.pass_plan import PassPlan
-from specllama.engine.remedies import Weighed, kept_in, ranked
+from specllama.engine.remedies import Weighed, draft_key, kept_in, ranked
 from specllama.events import RoundDone
 from specllama.interface import EngineInfo, ModelInfo
+from specllama.models.gguf import GgufHeader
+from specllama.paths import profiles_dir
 from specllama.rates import Remedy
 from specllama.settings import method_list
 from specllama.settings.params import GenerateParams
@@ -34,9 +36,6 @@ from specllama.speculative.policy.policy import Policy
 from specllama.speculative.rules import rule_of
 from specllama.speculative.window import Window
 from specllama.store import profile_file as store
-
-if TYPE_CHECKING:
-    from specllama.models.gguf import GgufHeader
 
 _T = TypeVar("_T")
 
@@ -66,7 +65,7 @@ def pair_key(info: EngineInfo) -> dict[str, Any]:
         "here": info.here,
         **_target_key(target),
         "layout": target.layout,
-        "draft": "none" if draft is None else f"{_draft_key(draft)}, {draft.layout})",
+        "draft": "none" if draft is None else f"{draft_key(draft)}, {draft.layout})",
         "device": f"{info.device}, flash attention {'on' if info.flash_attn else 'off'}"
         + _padding(info.widths),
         "threads": info.threads,
@@ -87,10 +86,6 @@ def _target_key(target: ModelInfo | GgufHeader) -> dict[str, str]:
         "model": f"{name} {target.n_params}",
         "target": f"{kind} {target.file_bytes}",
     }
-
-
-def _draft_key(draft: ModelInfo | GgufHeader) -> str:
-    return f"{draft.name} {draft.quantization} ({draft.n_params}, {draft.file_bytes}"
 
 
 class Profile:
@@ -264,8 +259,6 @@ def _all_become(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 def open_profile(info: EngineInfo, folder: Path | None = None) -> Profile:
     """Open the profile of a loaded pair, warm if one was kept."""
-    from specllama.paths import profiles_dir
-
     key = pair_key(info)
     return Profile(profile_path(key, folder or profiles_dir()), key)
 
@@ -282,11 +275,9 @@ def remedies_of(
     Args:
         here: see ``EngineInfo``. layout: of the target's weights, if it matters.
     """
-    from specllama.paths import profiles_dir
-
     wanted = {"here": here, **_target_key(target), **({"layout": layout} if layout else {})}
     kept = kept_in(profiles_dir(), SCHEMA, here)
-    key = "none" if draft is None else _draft_key(draft)
+    key = "none" if draft is None else draft_key(draft)
     mine = [one for one in kept if one.known and wanted.items() <= one.key.items()]
     mine = [one for one in mine if one.key["draft"].startswith(key)]
     return ranked(mine[-1], kept) if mine else None
@@ -313,9 +304,10 @@ class Windows:
     def use(self, profile: Profile) -> None:
         """Learn into ``profile`` from now on."""
         self.profile = profile
+        self._others: list[Weighed] | None = (
+            None  # kept profiles, as they were when first asked for
+        )
         info = self.info
-        if self._plan is not None:
-            self._plan.cheapest = profile.costs.target.cheapest
         if info.draft is not None and info.target.file_bytes:
             profile.costs.draft_share = min(
                 max(1.2 * info.draft.file_bytes / info.target.file_bytes, 0.01), 2.0
@@ -334,9 +326,11 @@ class Windows:
         self, params: GenerateParams, rounds: Sequence[RoundDone] = ()
     ) -> tuple[Remedy, ...]:
         """Return the changes that would have written these rounds faster, see ``remedies``."""
-        mine, path = self.profile.kept(pair_key(self.info)), self.profile.path
-        others = [] if path is None else kept_in(path.parent, SCHEMA, self.info.here)
-        return ranked(mine, others, band(params), rounds)
+        path = self.profile.path
+        if self._others is None:
+            self._others = [] if path is None else kept_in(path.parent, SCHEMA, self.info.here)
+        mine = self.profile.kept(pair_key(self.info))
+        return ranked(mine, self._others, band(params), rounds)
 
     def trouble(self) -> str:
         """Explain why an existing profile was not used; once, "" afterwards."""
@@ -361,7 +355,6 @@ class Windows:
             peek=rule_of(params.verify, greedy=params.sampling.temperature == 0.0).peek,
             tokens=params.max_tokens,
             steps=self.steps,
-            widest=0 if plan is None else plan.widest,
             on_finish=profile.save,
         )
 

@@ -284,7 +284,6 @@ class Prompting:
             messages,
             bos=self.bos,
             eos=self.eos,
-            continue_last=messages[-1].role == "assistant",
             variables=variables,
             unthinking=unthinking,
         )

@@ -34,17 +34,12 @@ def patience(longest_s: float, token_s: float | None, tokens: int, n_bytes: int)
 
 
 class Pulse:
-    """A record that the threads of one process write and another process reads.
+    """A record that the threads of one process write and another process reads."""
 
-    Args:
-        patience_s: how long a pass may take, whatever the engine says; None leaves it to that.
-    """
-
-    def __init__(self, patience_s: float | None = None) -> None:
-        self._fixed = patience_s
+    def __init__(self) -> None:
         cells = 3 * len(PARTS) + 1
         self._cells = multiprocessing.get_context("spawn").RawArray("d", cells)
-        self._cells[-1] = patience_s or PATIENCE_S
+        self._cells[-1] = PATIENCE_S
 
     @property
     def patience_s(self) -> float:
@@ -54,8 +49,7 @@ class Pulse:
 
     def expect(self, patience_s: float) -> None:
         """Set how long a pass may take."""
-        if self._fixed is None:
-            self._cells[-1] = patience_s
+        self._cells[-1] = patience_s
 
     def works(self, part: Part, request_id: int = 0) -> None:
         """Note that a part begins work; for this request, if it is for one."""

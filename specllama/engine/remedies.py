@@ -8,25 +8,32 @@ measured on this processor, with this build, has no figure.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from specllama.errors import SpecllamaError
 from specllama.events import RoundDone
-from specllama.interface import layout_words
+from specllama.interface import ModelInfo, layout_words
 from specllama.rates import LONGEST, Remedy, affordable, fixed_speeds, steady
 from specllama.speculative.policy.costs import Costs, CostTable
 from specllama.speculative.policy.learned import Learned
 from specllama.store import profile_file as store
 
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
+
 LEAST = 1.08  # times the present speed: times of other minutes differ by less
 BEST = 0.97  # an acceptance that no draft model keeps up for long
 TESTED = 16  # guesses from which an acceptance is known
 READ = 128  # tokens of a pass that stands for reading a prompt
+_DRAFT = "-d "
 ROWS = (*range(1, LONGEST + 1), READ)  # of the passes that are timed in a layout
 
 
@@ -106,7 +113,7 @@ def ranked(
         if change and change not in found and other.known:
             found[change] = _speed(mine, other, band, rounds), _then(mine, other)
     least = LEAST * _speed(mine, mine, band, rounds)
-    best = [Remedy(change, *what) for change, what in found.items() if what[0] >= least]
+    best = [Remedy(_typed(change), *what) for change, what in found.items() if what[0] >= least]
     best.sort(key=lambda one: one.speed or 0.0, reverse=True)
     return (*best, *_cheaper_draft(mine, band))
 
@@ -147,10 +154,32 @@ def _change(mine: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     if differ == {"threads"}:
         return f"-t {other['threads']}"
     if "draft" in differ and differ <= {"draft", "layers", "cache"} and other["draft"] != "none":
-        return f"-d {other['draft'].rpartition(' (')[0]}"
+        names = {one["draft"].rpartition(" (")[0] for one in (mine, other)}
+        return f"{_DRAFT}{other['draft']}" if len(names) > 1 else ""  # a copy drafts by itself
     if "target" in differ and differ <= {"target", "layout"}:
         return f"this model as {other['target'].rpartition(' ')[0]}"
     return ""
+
+
+def draft_key(draft: ModelInfo | GgufHeader) -> str:
+    """Name a draft model; the name begins that of a loaded one in ``pair_key``."""
+    return f"{draft.name} {draft.quantization} ({draft.n_params}, {draft.file_bytes}"
+
+
+@lru_cache(maxsize=64)
+def _typed(change: str) -> str:
+    """Return a change as it can be typed: a draft model as what loads it, if it is here."""
+    from specllama.models import library
+    from specllama.models.gguf import read_header
+
+    if not change.startswith(_DRAFT):
+        return change
+    draft = change.removeprefix(_DRAFT)
+    with suppress(SpecllamaError, OSError):
+        for one in library.scan():
+            if f", {one.bytes}," in draft and draft.startswith(draft_key(read_header(one.path))):
+                return f"{_DRAFT}{shlex.quote(one.ref)}"
+    return f"the draft model {draft.rpartition(' (')[0]}"
 
 
 def _then(mine: Weighed, other: Weighed) -> str:

@@ -92,9 +92,12 @@ class TextStream:
     Args:
         lines: stop strings too. One that lacks only a line break at the end of the text counts.
         indent: the text ends in a line that is indented less, before its first character.
+
+    Attributes:
+        stop: the stop string that was met; "" where the indentation ended the text.
     """
 
-    __slots__ = ("_held", "_lines", "_shown", "_stop", "_stops", "_utf8")
+    __slots__ = ("_held", "_lines", "_shown", "_stops", "_utf8", "stop")
 
     def __init__(
         self, stops: Sequence[str] = (), lines: Sequence[str] = (), indent: int = 0
@@ -107,17 +110,12 @@ class TextStream:
         self._utf8 = Utf8Stream()
         self._held = ""
         self._shown: list[str] = []
-        self._stop: str | None = None
+        self.stop: str | None = None
 
     @property
     def stopped(self) -> bool:
         """True if a stop string is complete; the token fed last completed it."""
-        return self._stop is not None
-
-    @property
-    def stop(self) -> str | None:
-        """The stop string that was met; "" where the indentation ended the text."""
-        return self._stop
+        return self.stop is not None
 
     @property
     def text(self) -> str:
@@ -145,7 +143,7 @@ class TextStream:
         ]
         if not met:
             return self._show(len(self._held) - max(stop.begun for stop in self._stops))
-        _, start, self._stop = min(met)
+        _, start, self.stop = min(met)
         out = self._show(start)
         self._held = ""
         return out

@@ -13,13 +13,17 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 
-from specllama.backend import packed
+from specllama.arrays import HiddenNeed, Rows
 from specllama.backend.base import Blob, Pool
+from specllama.backend.hidden import HiddenRows
+from specllama.backend.kernels import Read
+from specllama.backend.lane import Parked
+from specllama.backend.recurrent_pool import Checkpoint, Checkpoints, ParkedWhole
 from specllama.engine.slot import HeldText, ParkedText
 from specllama.errors import StoreError
 from specllama.files import DAMAGE
@@ -53,6 +57,27 @@ class StateKeys:
         return next((one for one, its in self.pools if its == key), None)
 
 
+class _Lane(msgspec.Struct, frozen=True, array_like=True):
+    """A parked lane without its bytes; see ``Parked``.
+
+    Attributes:
+        tokens: 32-bit integers.
+        hidden: of hidden states by position: the first position, how many, how wide.
+        whole: (length, width of its hidden state or 0) of each copy of a running state; None of a
+            lane that has none.
+    """
+
+    tokens: bytes
+    hidden: tuple[int, int, int]
+    need: str | tuple[int, ...]
+    read: tuple[Read, ...]
+    whole: tuple[tuple[int, int], ...] | None = None
+
+    @property
+    def n_parts(self) -> int:
+        return 2 + 2 * len(self.whole or ())
+
+
 class _Array(msgspec.Struct, frozen=True, array_like=True):
     name: str
     kind: str
@@ -67,8 +92,8 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     inexact_from: int | None
     read: int
     ends: tuple[int, ...]
-    target: packed.About
-    beside: tuple[tuple[str, packed.About], ...]
+    target: _Lane
+    beside: tuple[tuple[str, _Lane], ...]
     heads: tuple[tuple[str, str, tuple[_Array, ...]], ...]
     sizes: tuple[int, ...]
 
@@ -153,10 +178,10 @@ class Shelf:
     def _whole(self, head: _Head, scope: str, parts: Sequence[memoryview]) -> ParkedText:
         at = 0
 
-        def blob(about: packed.About) -> Blob:
+        def blob(about: _Lane) -> Blob:
             nonlocal at
-            begin, at = at, at + packed.n_parts(about)
-            return packed.unpack(about, parts[begin:at])
+            begin, at = at, at + about.n_parts
+            return _unpacked(about, parts[begin:at])
 
         target, beside, heads = blob(head.target), [], {}
         for key, about in head.beside:
@@ -195,11 +220,6 @@ class Shelf:
         """Explain why a text was not written, "" if all were; once."""
         before, self._told = self._told, self._trouble
         return "" if before == self._told else self._told
-
-    def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until all is written."""
-        with self._change:
-            return self._change.wait_for(lambda: not self._waiting, timeout_s)
 
     def close(self) -> None:
         """Write the waiting texts, and nothing more."""
@@ -270,13 +290,13 @@ def _hidden(scope: str) -> str:
 
 def _packed(text: ParkedText, keys: StateKeys) -> tuple[bytes, list[Bytes]] | None:
     """Pack a text into a head and parts; return None for a target that cannot be packed."""
-    target = packed.pack(text.blob)
+    target = _lane_packed(text.blob)
     if target is None:
         return None
     about, parts = target
-    beside: list[tuple[str, packed.About]] = []
+    beside: list[tuple[str, _Lane]] = []
     for pool, blob in text.beside:
-        key, one = keys.of(pool), packed.pack(blob)
+        key, one = keys.of(pool), _lane_packed(blob)
         if key is not None and one is not None:
             beside.append((key, one[0]))
             parts += one[1]
@@ -304,11 +324,68 @@ def _described(name: str, array: Any) -> _Array:
     return _Array(name, array.dtype.str, array.shape)
 
 
+def _lane_packed(blob: Blob) -> tuple[_Lane, list[Bytes]] | None:
+    """Pack a parked lane into a description and its bytes; None if its kind is not known."""
+    if not isinstance(blob, Parked):
+        return None
+    first, end = blob.hidden.first, blob.hidden.end
+    states = blob.hidden.rows(first, end)
+    n, width = (0, 0) if states is None else states.shape
+    parts: list[Bytes] = [blob.state, b"" if states is None else _bytes(states)]
+    whole: list[tuple[int, int]] = []
+    for one in blob.checkpoints if isinstance(blob, ParkedWhole) else ():
+        whole.append((one.length, 0 if one.hidden is None else one.hidden.shape[1]))
+        parts += [
+            memoryview(one.state).cast("B"),
+            b"" if one.hidden is None else _bytes(one.hidden),
+        ]
+    about = _Lane(
+        np.asarray(blob.tokens, "<i4").tobytes(),
+        (first, n, width),
+        blob.need,
+        tuple(blob.read),
+        tuple(whole) if isinstance(blob, ParkedWhole) else None,
+    )
+    return about, parts
+
+
+def _unpacked(about: _Lane, parts: Sequence[Bytes]) -> Parked:
+    """Rebuild a packed lane. Without parts it is an outline, which shows how much of a text it
+    holds.
+
+    Raises:
+        ValueError, IndexError: the parts do not fit what stands beside them.
+    """
+    tokens: list[int] = np.frombuffer(about.tokens, "<i4").tolist()
+    state, hidden, need = b"", HiddenRows(), cast(HiddenNeed, "nothing")
+    if parts:
+        state, need = cast(bytes, parts[0]), cast(HiddenNeed, about.need)
+        first, n, width = about.hidden
+        hidden.clear(first)
+        if n:
+            hidden.add(first, _rows(parts[1], n, width))
+    if about.whole is None:
+        return Parked(tokens, state, hidden, need, about.read)
+    kept = Checkpoints()
+    for i, (length, width) in enumerate(about.whole):
+        row = _rows(parts[3 + 2 * i], 1, width) if width and parts else None
+        kept.add(Checkpoint(length, bytearray(parts[2 + 2 * i]) if parts else b"", row))
+    return ParkedWhole(tokens, state, hidden, need, about.read, kept)
+
+
+def _bytes(rows: Rows) -> memoryview:
+    return rows.astype(np.float32, order="C").data.cast("B")
+
+
+def _rows(data: Bytes, n: int, width: int) -> Rows:
+    return np.frombuffer(data, np.float32).reshape(n, width).copy()
+
+
 def _outline(found: StateFile) -> ParkedText | None:
     """Return the text of a file without its bytes; None if another version wrote it."""
     try:
         head = msgspec.msgpack.decode(found.head, type=_Head)
-        blob = packed.unpack(head.target, ())
+        blob = _unpacked(head.target, ())
     except DAMAGE:
         return None
     return ParkedText(blob, head.held(head.scope))

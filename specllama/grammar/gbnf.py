@@ -91,7 +91,9 @@ class _Parser:
         lines = [f"start: {self._names[root]}"]
         for name, alternatives in self._rules.items():
             lines.append(f"{name}: {' | '.join(' '.join(a) or _NOTHING for a in alternatives)}")
-        lines += [f"{name}: /{_class(ranges)}/" for ranges, name in self._sets.items()]
+        for ranges, name in self._sets.items():
+            pairs = (f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in ranges)
+            lines.append(f"{name}: /[{''.join(pairs)}]/")
         return "\n".join(lines)
 
     # -- rules
@@ -304,8 +306,3 @@ def _complement(ranges: Ranges) -> Ranges:
     edges = [_FIRST - 1, *(edge for pair in ranges for edge in pair), _LAST + 1]
     gaps = zip(edges[::2], edges[1::2], strict=True)
     return tuple((low + 1, high - 1) for low, high in gaps if low + 1 < high)
-
-
-def _class(ranges: Ranges) -> str:
-    pairs = (f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in ranges)
-    return f"[{''.join(pairs)}]"

@@ -127,7 +127,7 @@ class Guides:
         self._library = _library()
         self.n_tokens = len(pieces)
         self.pieces = pieces
-        self.spelling = tokenize and Cutter(pieces, tokenize)
+        self.tokenize = tokenize
         self.ends = np.zeros(self.n_tokens, np.bool_)
         self.ends[list(ends)] = True
         tokens = [
@@ -135,7 +135,8 @@ class Guides:
             for piece, end in zip(pieces, self.ends.tolist(), strict=True)
         ]
         # a token of its own that ends texts: whether a text may end is asked of the matcher
-        words: Any = _Words([*tokens, b"", *map(_byte, range(256))], self.n_tokens)
+        single = [bytes((value,)) for value in range(255)]  # a byte fits if its token does
+        words: Any = _Words([*tokens, b"", *single, b""], self.n_tokens)
         self._tokenizer = self._library.LLTokenizer(words, eos_token=[self.n_tokens])
 
     def guide(self, source: Source) -> Guide:
@@ -166,6 +167,34 @@ class Guides:
         """Return why a schema by itself does not compile; "" if it does."""
         error: str = self._compiled(source_of("schema", json.dumps(schema))).get_error()
         return error
+
+    def tokens(self, before: bytes, text: Forced, most: int) -> Ahead:
+        """Return at most ``most`` tokens of a text that follows another one."""
+        found: Ahead = []
+        at = 0
+        for token in self._cut(before, text.data):
+            piece = self.pieces[token]
+            end = at + len(piece)
+            if not piece or text.data[at:end] != piece:
+                break
+            last = end == len(text.data) and not text.over
+            found.append((token, text.likely(at, end) * (_LAST if last else 1.0)))
+            at = end
+        if text.over and at == len(text.data):
+            found.append((END, 1.0))
+        return found[:most]
+
+    def _cut(self, before: bytes, text: bytes) -> Sequence[int]:
+        """Return the tokens of ``text``, cut as after ``before`` if none reaches back into it."""
+        assert self.tokenize is not None
+        whole = before + text
+        begin = next((i for i, byte in enumerate(whole) if byte & 0xC0 != 0x80), 0)
+        ids = self.tokenize(whole[begin:].decode("utf-8", "ignore"))
+        ends = np.cumsum([len(self.pieces[token]) for token in ids]).tolist()
+        cut = bisect_right(ends, len(before) - begin)
+        if not ids or (ends[cut - 1] if cut else 0) != len(before) - begin:
+            return self.tokenize(text.decode("utf-8", "ignore"))
+        return ids[cut:]
 
 
 _starting = threading.Lock()
@@ -267,7 +296,7 @@ class _Walk:
         return found
 
     def ahead(self, place: _Place, most: int, habits: Habits) -> Ahead:
-        if place.stuck or self.guides.spelling is None:
+        if place.stuck or self.guides.tokenize is None:
             return []
         matcher = self._go(place).deep_copy()  # what fails in it is no reason to end the reply
         read = _between(self._read, place)
@@ -283,7 +312,7 @@ class _Walk:
         text = text_ahead(matcher, single, self._layout.copy(), habits, min(_WORD * most, _MOST))
         if not text.data and not text.over:
             return []
-        return self.guides.spelling.tokens(self._tail, text, most)
+        return self.guides.tokens(self._tail, text, most)
 
     def _go(self, place: _Place) -> Any:
         """Return the matcher, at this place."""
@@ -331,12 +360,6 @@ def _between(before: _Place, place: _Place) -> list[int] | None:
         tokens.append(here.token)
         here = here.before
     return tokens[::-1] if here is before else None
-
-
-def _byte(value: int) -> bytes:
-    """Return a token of its own for each byte, which no reply holds: it shows if the byte fits."""
-    one = bytes((value,))
-    return b"" if one == _NO_TEXT else one
 
 
 class _Words:
@@ -421,42 +444,3 @@ def _next(matcher: Any, single: int) -> tuple[bytes, bytes]:
     bits = np.unpackbits(mask, bitorder="little")[single & 7 :][:256]
     found = bytes(bits.nonzero()[0].tolist())
     return found.translate(None, WHITE), bytes(byte for byte in found if byte in WHITE)
-
-
-class Cutter:
-    """A cutter of texts into tokens, as the vocabulary itself does it.
-
-    Args:
-        pieces: the bytes of every token.
-        tokenize: of a text in the middle of another one.
-    """
-
-    def __init__(self, pieces: Sequence[bytes], tokenize: Callable[[str], Sequence[int]]) -> None:
-        self._pieces, self._tokenize = pieces, tokenize
-
-    def tokens(self, before: bytes, text: Forced, most: int) -> Ahead:
-        """Return at most ``most`` tokens of a text that follows another one."""
-        found: Ahead = []
-        at = 0
-        for token in self._cut(before, text.data):
-            piece = self._pieces[token]
-            end = at + len(piece)
-            if not piece or text.data[at:end] != piece:
-                break
-            last = end == len(text.data) and not text.over
-            found.append((token, text.likely(at, end) * (_LAST if last else 1.0)))
-            at = end
-        if text.over and at == len(text.data):
-            found.append((END, 1.0))
-        return found[:most]
-
-    def _cut(self, before: bytes, text: bytes) -> Sequence[int]:
-        """Return the tokens of ``text``, cut as after ``before`` if none reaches back into it."""
-        whole = before + text
-        begin = next((i for i, byte in enumerate(whole) if byte & 0xC0 != 0x80), 0)
-        ids = self._tokenize(whole[begin:].decode("utf-8", "ignore"))
-        ends = np.cumsum([len(self._pieces[token]) for token in ids]).tolist()
-        cut = bisect_right(ends, len(before) - begin)
-        if not ids or (ends[cut - 1] if cut else 0) != len(before) - begin:
-            return self._tokenize(text.decode("utf-8", "ignore"))
-        return ids[cut:]

@@ -26,7 +26,6 @@ stands for what it does not tell.
 EVERY_S = 1.0
 _RECENT_S = 30.0
 _KEPT = 60  # looks that are remembered
-_NAME, _DEPTHS = 9, 8
 _LATELY_S = 5.0
 # columns in front of the reason, their cells (left of negative ones), and the width they need
 _COLUMNS = (
@@ -227,27 +226,6 @@ class Gauges(ServerWatch):
             lately = "no drafting is counted: this server does not speculate, or does not tell"
         yield BoardLine(f"of late: {lately}", "head")
         yield BoardLine(f"since it was started: {_kept(now.accepted, now.drafted)}", "head")
-        yield BoardLine("", "head")
-        yield from self._by_depth(then, now, passes, width)
-
-    def _by_depth(
-        self, then: Counters, now: Counters, passes: int | None, width: int
-    ) -> Iterator[BoardLine]:
-        """Yield the kept share of guesses at each depth: the latest, or if there are none, since
-        the start."""
-        at = tuple(_grown(then.accepted_at[i] if i < len(then.accepted_at) else 0, n) or 0
-                   for i, n in enumerate(now.accepted_at))  # fmt: skip
-        when = "of late"
-        if not passes:
-            at, passes, when = now.accepted_at, now.drafts, "since it was started"
-        if not at or not passes:
-            return
-        yield BoardLine(f"kept by depth, {when}, of {passes} drafts", "columns")
-        room = max(min(width - _NAME - 7, 60), 4)
-        for depth, n in enumerate(at[:_DEPTHS], 1):
-            kept = min(share(n, passes) or 0.0, 1.0)
-            bar = "█" * round(kept * room)
-            yield BoardLine(f"{f'guess {depth}':<{_NAME}}{bar:<{room}} {kept:>5.0%}", "live")
 
 
 def _grown(before: int | None, now: int | None) -> int | None:

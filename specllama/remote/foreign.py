@@ -38,9 +38,6 @@ UNPROVEN = "text not proven"
 class ForeignEngine:
     """Another engine as ours, see ``EngineLike``. Several threads may ask at once.
 
-    Args:
-        draft_model: the draft model for an engine that takes it in the request.
-
     Attributes:
         kind: which engine it is. version: its version, "" where it does not report it.
         flags: how it was started, as far as it reports that.
@@ -50,14 +47,10 @@ class ForeignEngine:
         UsageError: the server has several models, and none was named.
     """
 
-    def __init__(
-        self, address: Address, kind: Kind, found: Found, *, draft_model: str = ""
-    ) -> None:
+    def __init__(self, address: Address, kind: Kind, found: Found) -> None:
         self.address, self.kind = address, kind
         self.version, self.flags = found.version, found.flags
         self.speculates = found.speculates
-        self._paths = found.paths or (kind.chat, kind.raw)
-        self.draft_model = draft_model
         self.model = _model(address, kind, found.models)
         self._tells = False  # of the drafting behind each reply
         self._warned: set[str] = set()
@@ -76,11 +69,6 @@ class ForeignEngine:
     def name(self) -> str:
         """The engine with its version."""
         return f"{self.kind.title} {self.version}".rstrip()
-
-    @property
-    def switches(self) -> bool:
-        """True if a request can turn its speculation on and off."""
-        return self.kind.switches and (self.kind.name != "lmstudio" or bool(self.draft_model))
 
     @property
     def info(self) -> EngineInfo:
@@ -143,7 +131,7 @@ class ForeignEngine:
 
         Args:
             stream: have it streamed, for its times.
-            speculation: on or off, where ``switches``; None leaves it to the server.
+            speculation: on or off, where ``kind.switches``; None leaves it to the server.
             counted: where the answer does not report its drafting, compare the counters before
                 and after it.
 
@@ -167,7 +155,7 @@ class ForeignEngine:
     ) -> Iterator[Event]:
         """See ``EngineLike.generate``."""
         speculate = None if params.speculate else False
-        asked = self._asked(prompt, params, speculate=speculate if self.switches else None)
+        asked = self._asked(prompt, params, speculate=speculate if self.kind.switches else None)
         before = None if self._tells else self._counted()
         self.kind.check(asked, self.speculates)
         heard, cancel = Heard(), cancel or Cancel()
@@ -219,7 +207,6 @@ class ForeignEngine:
             prompt if isinstance(prompt, str) else "",
             stream,
             speculate,
-            self.draft_model,
         )
         self.kind.check(asked, self.speculates)
         return asked
@@ -230,8 +217,7 @@ class ForeignEngine:
         Raises:
             EngineError: the answer ended before the reply did.
         """
-        chat, raw = self._paths
-        path = raw if asked.messages is None else chat
+        path = self.kind.raw if asked.messages is None else self.kind.chat
         body = self.kind.body(self.kind, asked)
         pieces = posted(self._http, self.address, self.name, path, body, cancel)
         with closing(pieces):
@@ -274,7 +260,7 @@ class ForeignEngine:
     def _notices(self, params: GenerateParams, speculate: bool | None) -> Iterator[Notice]:
         """Yield a notice, once each, for settings that the server does not get."""
         left = self.kind.unknown(params)
-        if speculate is False and not self.switches:
+        if speculate is False and not self.kind.switches:
             left.append("no-spec")
         new = [name for name in left if name not in self._warned]
         self._warned.update(new)

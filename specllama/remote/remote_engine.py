@@ -24,7 +24,7 @@ from specllama.interface import EngineInfo, Message, Prompt
 from specllama.remote.address import KEY_HINT, Address, Look, checked, code_of, error_of, events_of
 from specllama.remote.board import Board, ServerWatch
 from specllama.remote.foreign import ForeignEngine
-from specllama.remote.kinds import llama_server, ollama, openai, vllm
+from specllama.remote.kinds import engines
 from specllama.remote.kinds.kind import Found, Kind
 from specllama.settings.params import GenerateParams
 from specllama.store.codec import params_to_dict
@@ -37,17 +37,17 @@ AUTO = "auto"
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        llama_server.SPECLLAMA,
-        llama_server.LLAMA_SERVER,
-        vllm.SGLANG,
-        openai.LMSTUDIO,
-        vllm.VLLM,
-        openai.TRTLLM,
-        openai.TGI,
-        ollama.KIND,
-        openai.MLX_LM,
-        openai.TRANSFORMERS,
-        openai.OPENAI,
+        engines.SPECLLAMA,
+        engines.LLAMA_SERVER,
+        engines.SGLANG,
+        engines.LMSTUDIO,
+        engines.VLLM,
+        engines.TRTLLM,
+        engines.TGI,
+        engines.OLLAMA,
+        engines.MLX_LM,
+        engines.TRANSFORMERS,
+        engines.OPENAI,
     )
 }
 """In the order in which they are recognised: some answer as others do. SGLang has Ollama's paths,
@@ -65,7 +65,7 @@ class RemoteEngine(ForeignEngine):
     """
 
     def __init__(self, address: Address) -> None:
-        super().__init__(address, llama_server.SPECLLAMA, Found())
+        super().__init__(address, engines.SPECLLAMA, Found())
         self._here = address.client()
         try:
             with self.address.spoken():
@@ -140,14 +140,8 @@ class RemoteEngine(ForeignEngine):
         return {**named, "ids": list(prompt)}
 
 
-def open_remote(
-    address: Address | str, kind: str = AUTO, model: str | None = None, *, draft_model: str = ""
-) -> ForeignEngine:
+def open_remote(address: Address | str) -> ForeignEngine:
     """Open the engine at an address; one of ours is a ``RemoteEngine``.
-
-    Args:
-        kind: one of ``KINDS``; by default that of the address, which is found out.
-        model: which of its models is asked; by default that of the address, else the only one.
 
     Raises:
         UsageError: that is no address, or the server has several models and none was named.
@@ -155,16 +149,12 @@ def open_remote(
     """
     if isinstance(address, str):
         address = Address(address)
-    if kind != AUTO:
-        address = replace(address, kind=kind)
-    if model is not None:
-        address = replace(address, model=model)
     look = Look(address)
     with closing(look):
         found_kind, found = _recognise(look, address.kind)
     if found_kind.name == "specllama":
         return RemoteEngine(address)
-    return ForeignEngine(address, found_kind, found, draft_model=draft_model)
+    return ForeignEngine(address, found_kind, found)
 
 
 def watched(address: Address) -> tuple[ServerWatch, Iterator[dict[str, Any]]]:

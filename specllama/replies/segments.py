@@ -86,8 +86,6 @@ def render(
     *,
     bos: str,
     eos: str,
-    add_generation_prompt: bool = True,
-    continue_last: bool = False,
     variables: Variables | None = None,
     unthinking: bool = False,
 ) -> Rendered:
@@ -96,11 +94,9 @@ def render(
     Args:
         template: the model's Jinja template; None joins the contents with newlines and no roles,
             and a notice says so in the first turn.
-        messages: the conversation, oldest first.
+        messages: the conversation, oldest first. Where the last one is the assistant's, the prompt
+            ends inside it, so that the model goes on writing it.
         bos, eos: texts of the model's begin and end tokens, for templates that name them.
-        add_generation_prompt: end with the header of the assistant's turn.
-        continue_last: end inside the last message, which is the assistant's, so that the model
-            goes on writing it. Ignored when the last message is not the assistant's.
         variables: further variables of the template.
         unthinking: where the template leaves room for a thought, put an empty one there.
 
@@ -118,7 +114,7 @@ def render(
         if message.role not in ROLES:
             raise UsageError(f"unknown role {message.role!r}", f"choose one of {', '.join(ROLES)}")
     *before, last = messages
-    going_on = continue_last and last.role == "assistant"
+    going_on = last.role == "assistant"
     if template is None:
         notice = None if any(m.role == "assistant" for m in messages) else NO_TEMPLATE
         text = "\n".join(m.content for m in messages)
@@ -128,7 +124,7 @@ def render(
         asked = _joined([Segment("\n".join(m.content for m in before), False)])
         return replace(rendered, begun=Written(content=last.content), before=asked)
     # a reply that goes on: what the model saw when it began it, and what it wrote
-    job = _Job(template, bos, eos, add_generation_prompt or going_on, variables or {})
+    job = _Job(template, bos, eos, variables or {})
     rendered = _rendered(job, before if going_on else messages)
     marks = rendered.marks
     end = rendered.segments[-1] if rendered.segments else None
@@ -191,7 +187,7 @@ def _rendered(job: _Job, messages: Sequence[Message]) -> Rendered:
             if failed.refused:
                 break
     return Rendered(
-        _chatml(messages, job.add_generation_prompt),
+        _chatml(messages),
         f"the model's chat template failed ({failure}); using ChatML instead",
     )
 
@@ -225,7 +221,7 @@ def _without_empty_replies(messages: Sequence[Message]) -> list[Message]:
     return out
 
 
-def _chatml(messages: Sequence[Message], add_generation_prompt: bool) -> list[Segment]:
+def _chatml(messages: Sequence[Message]) -> list[Segment]:
     out: list[Segment] = []
     for message in messages:
         out += [
@@ -233,9 +229,7 @@ def _chatml(messages: Sequence[Message], add_generation_prompt: bool) -> list[Se
             Segment(message.content, False, message.role == "assistant"),
             Segment("<|im_end|>\n", True),
         ]
-    if add_generation_prompt:
-        out.append(Segment("<|im_start|>assistant\n", True))
-    return _joined(out)
+    return _joined([*out, Segment("<|im_start|>assistant\n", True)])
 
 
 def _joined(segments: Sequence[Segment]) -> list[Segment]:
@@ -256,7 +250,6 @@ class _Job:
     template: str
     bos: str
     eos: str
-    add_generation_prompt: bool
     variables: Variables
     tools: bool = True  # pass tools=None; some templates take that for a list
 
@@ -302,7 +295,7 @@ class _Job:
         think = re.search(_TAG, self.template) is not None
         variables = {
             **base_variables(self.bos, self.eos, think=think),
-            "add_generation_prompt": self.add_generation_prompt,
+            "add_generation_prompt": True,
             **self.variables,
             "messages": turns,
         }

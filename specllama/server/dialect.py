@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 from specllama import __version__
-from specllama.events import Chance, Chances, Event, Finished, RoundDone
+from specllama.events import Chance, Chances, Event, RoundDone
 from specllama.interface import Prompt
 from specllama.replies.tool_calls import Call
 from specllama.server.refusals import Refusal, spelled
@@ -140,7 +140,9 @@ class Reply(Told):
             self.read.append((new.prefill.done, self._ms))
         if self.silent:
             new.text, new.reasoning, new.rounds = "", "", ()
-            new.finished = new.finished and silenced(new.finished)
+            new.finished = new.finished and replace(  # without its only token
+                new.finished, reason="length", text="", reasoning="", token_ids=(), rounds=0, cut=0
+            )
         self._said += len(new.text)
         if self.reader is not None:
             new.text = self.reader.feed(new.text) if new.text else ""
@@ -168,11 +170,6 @@ class Reply(Told):
         while tokens and self._said > 0:
             self._said -= len(tokens.pop())
         self.reasoning_n += len(tokens)
-
-
-def silenced(end: Finished) -> Finished:
-    """Return the end of a reply without its only token."""
-    return replace(end, reason="length", text="", reasoning="", token_ids=(), rounds=0, cut=0)
 
 
 @dataclass(slots=True)
@@ -218,7 +215,6 @@ class Dialect(Protocol):
 
     def said(self, piece: Piece) -> Iterable[Frame]:
         """Return the frames for a new part of a reply."""
-        ...
 
     def waiting(self) -> Iterable[Frame]:
         """Return a sign of life for a long silence; a family without one gets a comment."""
@@ -230,7 +226,6 @@ class Dialect(Protocol):
 
     def finished(self, reply: Reply) -> Iterable[Frame]:
         """Return the frames for the end of one reply."""
-        ...
 
     def ended(self, replies: list[Reply]) -> Iterable[Frame]:
         """Return the frames for the end of all replies."""
@@ -238,7 +233,6 @@ class Dialect(Protocol):
 
     def whole(self, replies: list[Reply]) -> Mapping[str, Any]:
         """Return the answer to a client that does not want a stream."""
-        ...
 
     def failed(self, path: str, refused: Refusal) -> Iterable[Frame]:
         """Return the frames for an error in the middle of a stream, as errors of this path are."""

@@ -15,8 +15,8 @@ from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from specllama.errors import SpecllamaError
@@ -41,7 +41,8 @@ _MANY = 2000  # probabilities that are not written in the event loop
 
 _json = msgspec.json.Encoder()
 _ENDS = tuple((chr(code).encode(), b"\\u%04x" % code) for code in (0x85, 0x2028, 0x2029))
-_TYPES = {"sse": "text/event-stream; charset=utf-8", "ndjson": "application/x-ndjson"}
+UNSTORED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+TYPES = {"sse": "text/event-stream; charset=utf-8", "ndjson": "application/x-ndjson"}
 
 
 class Json(Response):
@@ -281,33 +282,21 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-class Open(Response):
-    """An answer of unknown length, sent as it comes."""
-
-    def __init__(self, wire: Wire = "sse") -> None:
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(media_type=_TYPES[wire], headers=headers)
-        del self.headers["content-length"]
-
-
-class Stream(Open):
+class Stream(StreamingResponse):
     """Frames, sent as they come. A client that leaves or stops reading ends its replies."""
 
     def __init__(self, exchange: Exchange, wire: Wire, bodies: AsyncIterator[bytes]) -> None:
-        super().__init__(wire)
-        self._exchange, self._bodies = exchange, bodies
+        super().__init__(bodies, headers=UNSTORED, media_type=TYPES[wire])
+        self._exchange = exchange
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def write() -> None:
-            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-            await _within(send, start)
-            async for body in self._bodies:
-                await _within(send, {"type": "http.response.body", "body": body, "more_body": True})
-            await _within(send, {"type": "http.response.body", "body": b"", "more_body": False})
+        async def within(message: Message) -> None:  # a client that takes nothing for long has left
+            async with asyncio.timeout(STALL_S):
+                await send(message)
 
         try:
-            with contextlib.suppress(OSError):  # so is a timeout
-                await _unless_gone(receive, write())
+            with contextlib.suppress(OSError, ClientDisconnect):  # so is a timeout
+                await super().__call__(scope, receive, within)
         finally:
             self._exchange.cancel()
 
@@ -355,13 +344,3 @@ def _spoken(dialect: Dialect, said: Iterable[tuple[Reply, Piece]]) -> bytes:
         if reply.finished is not None:
             frames += dialect.finished(reply)
     return encode(dialect.wire, frames)
-
-
-async def _within(send: Send, message: Message) -> None:
-    """Send a message; a client that accepts nothing for long has left.
-
-    Raises:
-        TimeoutError: the client has left.
-    """
-    async with asyncio.timeout(STALL_S):
-        await send(message)

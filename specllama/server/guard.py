@@ -41,7 +41,9 @@ _HEADERS = 200  # of one request
 _PROGRAMS = ("app://", "file://", "tauri://", "vscode-webview://", "vscode-file://")
 _PLAIN = ("", "identity")
 _FORM = "application/x-www-form-urlencoded"
-_NO_BROWSERS = ("curl/", "Wget/")  # they call every body a form, and documentation is full of them
+# they call every body a form, and documentation is full of them; a page may not send such a name
+# without permission
+_NO_BROWSERS = ("curl/", "Wget/")
 _GIVEN_ID = re.compile(r"[!-~]{1,128}")
 IN_ALL = 4  # what all clients have together: so many times as much as one of them
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::\d{1,5})?")
@@ -100,7 +102,8 @@ class Access:
             # programs may leave the kind out; a page could do so only to go unasked
             unsaid = "application/json" if origin is None else ""
             kind = headers.get("content-type", unsaid).partition(";")[0].strip().lower()
-            if kind == _FORM and origin is None and _is_no_browser(headers):
+            agent = headers.get("user-agent", "")
+            if kind == _FORM and origin is None and agent.startswith(_NO_BROWSERS):
                 kind = "application/json"
             if kind != "application/json":
                 said = f"the body is called {kind[:80]!r}; send JSON under this header"
@@ -157,11 +160,6 @@ def _spellings(key: str) -> set[bytes]:
 
 def too_large(most: int) -> Refusal:
     return Refusal(413, f"a request has at most {most} bytes", code="too_large")
-
-
-def _is_no_browser(headers: Headers) -> bool:
-    """True if the client is no browser: a page may not send such a name without permission."""
-    return headers.get("user-agent", "").startswith(_NO_BROWSERS)
 
 
 def _is_address(host: str) -> bool:
@@ -287,7 +285,8 @@ class Guard:
             return
         headers = Headers(scope=scope)
         state = scope.setdefault("state", {})
-        state["id"] = _id(headers.get("x-request-id", ""))
+        given = headers.get("x-request-id", "")  # if it can stand in a header and a log
+        state["id"] = given if _GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
         client = state["client"] = self.access.client(scope)
         begun, status = time.monotonic(), 0
         origin = headers.get("origin")
@@ -341,15 +340,14 @@ class Guard:
             asked = Headers(scope=scope).get(
                 "access-control-request-headers", "authorization, content-type"
             )
-            preflight = Json({}, 200, _preflight(asked))
-            await preflight(scope, hear, answer)
+            allowed = {
+                "Access-Control-Allow-Methods": _METHODS,
+                "Access-Control-Allow-Headers": asked,
+                "Access-Control-Max-Age": "600",
+            }
+            await Json({}, 200, allowed)(scope, hear, answer)
         else:
             await self.app(scope, hear, answer)
-
-
-def _id(given: str) -> str:
-    """Return the id of a request: the client's, if it can stand in a header and a log."""
-    return given if _GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def is_told(path: str, status: int) -> bool:
@@ -364,14 +362,6 @@ def _line(scope: Scope, client: str, status: int, took_s: float) -> str:
     line = f"{scope['method']} {scope['path'][:200]} {said} {took_s:.2f} s, {client}"
     more = f", nothing drafted: {why}" if (why := scope["state"].get("undrafted")) else ""
     return sanitize_line(f"{line}, {scope['state']['id']}{more}")
-
-
-def _preflight(asked: str) -> dict[str, str]:
-    return {
-        "Access-Control-Allow-Methods": _METHODS,
-        "Access-Control-Allow-Headers": asked,
-        "Access-Control-Max-Age": "600",
-    }
 
 
 async def read_body(request: Request, most: int) -> bytes:

@@ -230,7 +230,8 @@ class Models:
                     raise
                 held = sum(other.holds for other in others)
                 if error.needed > (error.free + held) * MARGIN:
-                    raise does_not_fit(model.name, error, _held(others)) from None
+                    holds = {other.name: other.holds for other in others}
+                    raise does_not_fit(model.name, error, holds) from None
                 await self._make_room(others)
         await asyncio.to_thread(model.weigh)
         model.keep_s = model.usual_s
@@ -299,10 +300,6 @@ class Models:
     def _progress(self, model: ServedModel, fraction: float) -> None:
         model.progress = fraction
         self._tell(model)
-
-
-def _held(models: Iterable[ServedModel]) -> dict[str, int]:
-    return {model.name: model.holds for model in models}
 
 
 def _heard(load: asyncio.Future[None]) -> None:

@@ -275,7 +275,10 @@ def _texts(service: Service) -> list[Row]:
         if not body.with_pieces:
             return Json({"tokens": ids})
         pieces = await service.ask(request, model, "pieces", ids)
-        return await service.aside(request, _told, ids, pieces)
+        told = zip(ids, pieces, strict=True)
+        return await service.aside(
+            request, lambda: Json({"tokens": [{"id": id, "piece": _piece(p)} for id, p in told]})
+        )
 
     async def counted(model: ServedModel, body: TokenizeRequest, request: Request) -> Response:
         """Answer as vLLM does."""
@@ -388,12 +391,6 @@ def _about(service: Service) -> list[Row]:
         ("GET /version", version),
         ("GET /load", load),
     ]
-
-
-def _told(ids: Sequence[int], pieces: Sequence[bytes]) -> Response:
-    """List tokens with their texts."""
-    told = [{"id": id, "piece": _piece(piece)} for id, piece in zip(ids, pieces, strict=True)]
-    return Json({"tokens": told})
 
 
 def _piece(piece: bytes) -> str | list[int]:

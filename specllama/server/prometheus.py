@@ -58,32 +58,14 @@ class Metrics:
         self._spread: dict[str, dict[Labels, Histogram]] = {name: {} for name in HISTOGRAMS}
         self._first: dict[QueuedReply, float] = {}
         self._longest = 0  # tokens of a text
-        self._slices: dict[str, None] = {}  # in use, the longest unused first
+        self._slices: set[str] = set()
 
     def slice(self, label: str) -> str:
-        """Return the label under which a request with this one is counted.
-
-        Clients choose the labels, so few are kept: the one that was unused for longest makes room,
-        and its counts move to "other".
-        """
-        if not label or label == OTHER:
-            return label
-        self._slices.pop(label, None)
-        self._slices[label] = None
-        if len(self._slices) > SLICES:
-            old = next(iter(self._slices))
-            del self._slices[old]
-            self._join(old)
-        return label
-
-    def _join(self, old: str) -> None:
-        for counts in self._counts.values():
-            for labels in [labels for labels in counts if ("slice", old) in labels]:
-                counts[_as_other(labels)] += counts.pop(labels)
-        for spreads in self._spread.values():
-            for labels in [labels for labels in spreads if ("slice", old) in labels]:
-                spread = spreads.pop(labels)
-                spreads.setdefault(_as_other(labels), Histogram(spread.bounds)).join(spread)
+        """Return the label under which a request with this one is counted: clients choose the
+        labels, so the first few are kept, and further ones are "other"."""
+        if label and len(self._slices) < SLICES:
+            self._slices.add(label)
+        return label if label in self._slices or not label else OTHER
 
     # -- what happens --
 
@@ -141,9 +123,8 @@ class Metrics:
             self._observe("time_per_output_token_seconds", queued, 1 / pace)
 
     def _labels(self, queued: QueuedReply, more: dict[str, str]) -> Labels:
-        label = queued.label if queued.label in self._slices or not queued.label else OTHER
-        told = {"model_name": queued.place.queue.name, "slice": label, "arm": queued.arm, **more}
-        return tuple(told.items())
+        name, label = queued.place.queue.name, queued.label
+        return tuple({"model_name": name, "slice": label, "arm": queued.arm, **more}.items())
 
     def _add(self, name: str, queued: QueuedReply, n: float, **more: str) -> None:
         self._counts[name][self._labels(queued, more)] += n
@@ -252,10 +233,6 @@ def _engines(found: Mapping[str, EngineFigures]) -> Iterator[str]:
     ):
         samples = [(_of(model), getattr(figures, field)) for model, figures in found.items()]
         yield from _family(name, kind, help_text, samples)
-
-
-def _as_other(labels: Labels) -> Labels:
-    return tuple((name, OTHER if name == "slice" else value) for name, value in labels)
 
 
 def _family(

@@ -258,11 +258,6 @@ class RequestQueue:
             raise loading()
         if not self.host.ready:
             await asyncio.to_thread(self.host.start)
-        call = partial(self.host.ask, method, *args, whose=client)
-        return await self._answer(call)
-
-    async def _answer(self, call: Callable[..., None]) -> Any:
-        """Return the engine's answer to a call."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
 
@@ -277,7 +272,8 @@ class RequestQueue:
 
         if self.cut:
             raise shutting_down()
-        call(on_message=partial(self._soon, on_message))
+        heard = partial(self._soon, on_message)
+        self.host.ask(method, *args, on_message=heard, whose=client)
         self._asked.add(answer)
         try:
             return await answer

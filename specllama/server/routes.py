@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
@@ -17,7 +17,7 @@ from specllama.errors import SpecllamaError
 from specllama.events import LoadProgress
 from specllama.server import anthropic, direct, native, ollama_api, openai_api
 from specllama.server.dialect import Frame
-from specllama.server.exchange import HEAD_S, Json, Open, encode
+from specllama.server.exchange import HEAD_S, TYPES, UNSTORED, Json, encode
 from specllama.server.guard import Guard
 from specllama.server.refusals import Refusal, loading, refusal, restarting, spelled
 from specllama.server.served import ServedModel
@@ -117,7 +117,7 @@ async def answered(request: Request, work: asyncio.Future[Response]) -> Response
         raise
 
 
-class Loading(Open):
+class Loading(StreamingResponse):
     """A stream that sends the load's progress, then the response that follows.
 
     Clients that want a stream give up if nothing comes within seconds. Server-sent events have
@@ -127,7 +127,7 @@ class Loading(Open):
     def __init__(
         self, request: Request, work: asyncio.Future[Response], model: ServedModel
     ) -> None:
-        super().__init__()
+        super().__init__((), headers=UNSTORED, media_type=TYPES["sse"])
         self._path, self._work, self._model = request.url.path, work, model
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

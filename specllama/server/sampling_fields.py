@@ -164,7 +164,10 @@ def params_of(
         if body.dry_sequence_breakers is not None:
             given["dry_sequence_breakers"] = tuple(body.dry_sequence_breakers)
         if body.logit_bias is not None:
-            given["logit_bias"] = _bias(body.logit_bias)
+            given["logit_bias"] = {
+                int(t): float("-inf") if value is False else float(value)
+                for t, value in _pairs(body.logit_bias)
+            }
         if body.repetition_penalty is not None:  # vLLM's looks at the whole text
             whole = {"repeat_penalty": body.repetition_penalty, "repeat_last_n": -1}
             given = {**whole, **given}
@@ -315,10 +318,6 @@ def numbered(bias: Bias, spelled: dict[str, list[int]]) -> Bias:
         else:
             out.append((int(token), value))
     return out
-
-
-def _bias(bias: Bias) -> dict[int, float]:
-    return {int(t): float("-inf") if value is False else float(value) for t, value in _pairs(bias)}
 
 
 def schema_text(schema: Any) -> str:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import resource
 import socket
 from collections import Counter
 from collections.abc import Callable, Container, Iterator
@@ -234,7 +235,12 @@ class _Server(uvicorn.Server):
         await self._end.wait()
 
 
-def run(
+def run(service: Service, listening: socket.socket, **how: Any) -> None:
+    """See ``serve``, which this runs in an event loop."""
+    asyncio.run(serve(service, listening, **how))
+
+
+async def serve(
     service: Service,
     listening: socket.socket,
     *,
@@ -251,17 +257,6 @@ def run(
     Raises:
         SpecllamaError, Refusal: that model cannot be loaded.
     """
-    asyncio.run(_run(service, listening, stop, ready, drain_s, load))
-
-
-async def _run(
-    service: Service,
-    listening: socket.socket,
-    stop: Event,
-    ready: Callable[[], None],
-    drain_s: float,
-    load: bool,
-) -> None:
     config = uvicorn.Config(
         make_app(service),
         http=protocol(service.access.connections, _connections(service), service.access.proxies),
@@ -327,18 +322,10 @@ def _awaited(stop: Event) -> asyncio.Future[None]:
 
 
 def _connections(service: Service) -> int:
-    """Return the most connections of all clients; raise the process's limit for them if allowed."""
+    """Return the most connections of all clients, within the process's limit."""
     most = IN_ALL * service.access.connections
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        needed = most + _DESCRIPTORS
-        if soft != resource.RLIM_INFINITY and soft < needed:
-            more = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
-            most = max(1, more - _DESCRIPTORS)
-    return most
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft - _DESCRIPTORS))
 
 
 async def _drained(service: Service, seconds: float) -> None:

@@ -318,17 +318,13 @@ class Service:
         label = self.metrics.slice(request.headers.get("x-specllama-slice", "")[:64])
         client, asked = request.state.client, request.state.asked
         job = replace(job, client=client, asked=asked, label=label)
-        job = await self.aside(request, self._prepared, model, job)
+        job = await self.aside(request, lambda: model.fitting(self._assigned(job)))
         return await answer(request, model.queue, job, dialect, partial(self._aside.write, client))
 
-    def _prepared(self, model: ServedModel, job: Job) -> Job:
-        arm, params = self._assigned(job)
-        return model.fitting(replace(job, params=params, arm=arm))
-
-    def _assigned(self, job: Job) -> tuple[str, GenerateParams]:
+    def _assigned(self, job: Job) -> Job:
         """Choose the arm of the experiment, by a hash of the conversation's beginning."""
         if not self.experiment:
-            return "", job.params
+            return job
         prompt = job.prompts[0]
         parts = [prompt] if isinstance(prompt, str) else prompt[:2]
         first = [_beginning(part) for part in parts]
@@ -336,17 +332,15 @@ class Service:
         for arm, share in self.experiment:
             at -= share
             if at < 0:
-                return arm, job.params.replace(proposer=arm)
-        return "", job.params
+                return replace(job, arm=arm, params=job.params.replace(proposer=arm))
+        return job
 
 
 def _beginning(part: str | int | Message) -> str | int:
     """Return the beginning of a prompt or of a part of it."""
-    if isinstance(part, int):
-        return part
-    return (
-        part[:_BEGINNING] if isinstance(part, str) else f"{part.role} {part.content[:_BEGINNING]}"
-    )
+    if isinstance(part, Message):
+        return f"{part.role} {part.content[:_BEGINNING]}"
+    return part[:_BEGINNING] if isinstance(part, str) else part
 
 
 def _decoded(body: bytes, kind: type[Body], most: int, path: bytes) -> tuple[Body, Naming, str]:

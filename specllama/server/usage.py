@@ -119,9 +119,7 @@ def usage(replies: Sequence[Reply], *, n: int = 1) -> dict[str, Any]:
     written = sum(len(end.token_ids) for end in ends)
     accepted, rejected = expected_of(replies)
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": written,
-        "total_tokens": prompt + written,
+        **_tokens(prompt, written),
         "completion_tokens_details": {
             "reasoning_tokens": sum(r.reasoning_n for r in replies),
             "accepted_prediction_tokens": accepted,
@@ -134,11 +132,12 @@ def usage(replies: Sequence[Reply], *, n: int = 1) -> dict[str, Any]:
 def usage_so_far(reply: Reply) -> dict[str, Any]:
     """Return OpenAI's ``usage`` of a reply that is being written."""
     prompt = 0 if reply.started is None else reply.started.prompt_n
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": reply.written,
-        "total_tokens": prompt + reply.written,
-    }
+    return _tokens(prompt, reply.written)
+
+
+def _tokens(prompt: int, written: int) -> dict[str, Any]:
+    total = prompt + written
+    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": total}
 
 
 def finish_reason(reply: Reply) -> str:

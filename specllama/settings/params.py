@@ -548,7 +548,7 @@ class EngineOptions:
             one_kv_type: K and V lie in one cache and can only be of one type.
             apart: on a CPU, choose types that llama.cpp's split and tiled attention do not take:
                 rows are then alike in passes of every width where attention cannot be switched
-                (see ``backend.attention``), at the price of slow prompts.
+                (see ``backend.symbols``), at the price of slow prompts.
 
         Raises:
             UsageError: two types were chosen for one cache.

@@ -53,12 +53,10 @@ class HeadPlace(Protocol):
 
     def copied(self) -> bytes:
         """Copy its content without nodes; b"" if the library does not expose it."""
-        ...
 
     def restore(self, state: memoryview, first: int, end: int) -> bool:
         """Take a copy made by ``copied``, from ``first`` to ``end``; return False, and hold
         nothing, if the library refuses."""
-        ...
 
     def close(self) -> None: ...
 

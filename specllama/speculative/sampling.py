@@ -65,7 +65,6 @@ class Constraint(Protocol):
             habits: how texts were laid out. The caller keeps it for as long as one may learn from
                 another; what it holds is the constraint's own.
         """
-        ...
 
 
 class SamplerChain:

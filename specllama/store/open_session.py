@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from specllama.settings.params import GenerateParams
-from specllama.store.codec import changed, params_from_dict, params_to_dict
+from specllama.store.codec import params_to_dict
 from specllama.store.message_tree import START, StoredMessage, Tree
 from specllama.store.sessions import UNTITLED, ContinuedElsewhere, SessionStore, StoredSession
 
@@ -42,7 +42,9 @@ class OpenSession:
     def stored(cls, store: SessionStore, selector: str) -> OpenSession:
         """Open the one stored conversation that fits, or raise StoreError or UsageError."""
         stored = store.get(store.find(selector))
-        one = cls(store, stored.system, _chosen_of(stored.settings), stored.title)
+        chosen = stored.settings.get("set")
+        chosen = chosen if isinstance(chosen, dict) else {}
+        one = cls(store, stored.system, chosen, stored.title)
         one.id, one._seen, one.tree = stored.id, stored.updated_s, stored.tree
         if one.tree.leaf == START:  # every turn was taken back
             one.tree.leaf = one.tree.end_of(START)
@@ -121,15 +123,6 @@ class OpenSession:
 
     def _settings(self) -> dict[str, Any]:
         return {"set": self.chosen}
-
-
-def _chosen_of(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that a stored conversation changed."""
-    chosen = settings.get("set")
-    if isinstance(chosen, dict):
-        return chosen
-    # Earlier versions stored every setting: what is not a default may have been set by hand.
-    return changed(GenerateParams(), params_from_dict(settings.get("params")))
 
 
 def to_markdown(session: StoredSession) -> str:

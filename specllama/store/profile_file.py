@@ -59,26 +59,34 @@ def update(path: Path, change: Callable[[], Data]) -> Stamp:
         return ()
 
 
+# of the parts that only make sense whole: their place, "*" for every other name; None is a part
+_PARTS: Data = {
+    "advice": None,
+    "costs": {"own": {"*": None}, "*": None},
+    "bands": {"*": {"pace": None, "*": {"*": None}}},
+}
+
+
 def merge(base: Data, mine: Data, theirs: Data) -> Data:
     """Return ``base`` with the changes of both: their file and my state, as ``Profile`` writes
     them."""
-    before, ours, others = _parts(base), _parts(mine), _parts(theirs)
-    names = {*mine["bands"], *theirs["bands"]}
-    out: Data = {
-        "schema": mine["schema"],
-        "pair": mine["pair"],
-        "costs": {"own": {}},
-        "bands": {name: {"asked": {}, "sources": {}} for name in names},
-    }
-    for key in {**others, **ours}:
-        other = others.get(key)
-        part = ours.get(key) if other is None or other == before.get(key) else other
-        at = out
-        for name in key[:-1]:
-            at = at[name]
-        at[key[-1]] = part
+    out: Data = {"schema": mine["schema"], "pair": mine["pair"]}
+    for name, inside in _PARTS.items():
+        out[name] = _merged(inside, base[name], mine[name], theirs[name])
     out["ledger"] = _sums(base["ledger"], mine["ledger"], theirs["ledger"])
     return out
+
+
+def _merged(parts: Data | None, base: Any, mine: Any, theirs: Any) -> Any:
+    if parts is None:
+        return mine if theirs is None or theirs == base else theirs
+    base, mine, theirs = base or {}, mine or {}, theirs or {}
+    return {
+        name: _merged(
+            parts[name if name in parts else "*"], base.get(name), mine.get(name), theirs.get(name)
+        )
+        for name in {**theirs, **mine}
+    }
 
 
 def _sums(base: Data, mine: Data, theirs: Data) -> Data:
@@ -94,18 +102,3 @@ def _sums(base: Data, mine: Data, theirs: Data) -> Data:
     spare = both(base["spare"], mine["spare"], theirs["spare"])
     lead = both(*(ledger["lead"] for ledger in (base, mine, theirs)))
     return {"spare": spare, "own": own, "lead": lead}
-
-
-def _parts(data: Data) -> dict[tuple[str, ...], Any]:
-    """Return the parts that only make sense whole, by their place."""
-    parts: dict[tuple[str, ...], Any] = {("advice",): data["advice"]}
-    costs = data["costs"]
-    parts |= {("costs", name): costs[name] for name in ("target", "draft", "other")}
-    for name, table in costs["own"].items():
-        parts["costs", "own", name] = table
-    for band, learned in data["bands"].items():
-        parts["bands", band, "pace"] = learned["pace"]
-        for kind in ("asked", "sources"):
-            for name, part in learned[kind].items():
-                parts["bands", band, kind, name] = part
-    return parts

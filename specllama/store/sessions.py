@@ -275,18 +275,13 @@ class SessionStore:
         if self.keeps:
             states.forget(session)
 
-    def undelete(self, session: str | None = None) -> str | None:
-        """Bring back a deleted session, by default the one deleted last; return its id."""
-        if session is None:
-            rows = self._rows(
-                "SELECT id FROM sessions WHERE deleted_s IS NOT NULL "
-                "ORDER BY deleted_s DESC LIMIT 1"
-            )
-            if not rows:
-                return None
-            session = str(rows[0][0])
-        self._write(("UPDATE sessions SET deleted_s = NULL WHERE id = ?", session))
-        return session
+    def undelete(self) -> str | None:
+        """Bring back the session that was deleted last; return its id."""
+        last = "SELECT id FROM sessions WHERE deleted_s IS NOT NULL ORDER BY deleted_s DESC LIMIT 1"
+        for (session,) in self._rows(last):
+            self._write(("UPDATE sessions SET deleted_s = NULL WHERE id = ?", session))
+            return str(session)
+        return None
 
     def purge(self, older_than_s: float = KEEP_DELETED_S) -> None:
         """Delete for good the sessions that were deleted longer ago than this."""
@@ -411,7 +406,8 @@ class SessionStore:
                 if last.session == first.session:
                     raise
             except sqlite3.Error as error:
-                if _is_locked(error):
+                code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+                if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):  # others are permanent
                     self._put_off(error)
                     return
                 self._writing = False
@@ -491,12 +487,6 @@ def is_stored(session: str, path: Path | None = None) -> bool:
             store._rows("SELECT 1 FROM sessions WHERE id = ? AND deleted_s IS NULL", (session,))
         )
     return False
-
-
-def _is_locked(error: sqlite3.Error) -> bool:
-    """True if another process has locked the file; other errors are permanent."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _choose(session: str, leaf: int, now: float) -> tuple[Any, ...]:

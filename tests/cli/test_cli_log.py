@@ -1,7 +1,5 @@
 """``specllama log``: every view of a run, and logs that are not as they should be."""
 
-import csv
-import io
 import json
 import os
 from pathlib import Path
@@ -36,7 +34,7 @@ def test_an_empty_log_is_said(cli) -> None:
     result = cli("log", "ls")
     assert (result.code, result.out) == (0, "")
     assert "no round log yet" in result.err
-    for verb in ("show", "stats", "plot", "export"):
+    for verb in ("show", "stats", "plot"):
         result = cli("log", verb)
         assert (result.code, result.out) == (1, "")
         assert "no round log yet" in result.err
@@ -92,10 +90,9 @@ def test_stats_agree_with_the_rounds(logged) -> None:
     assert set(data["by_source"]) == {"none", "draft", "ngram"}
     for group in ("rounds", "drafted", "accepted", "emitted"):
         assert sum(part[group] for part in data["by_source"].values()) == total[group]
-        assert sum(part[group] for part in data["by_time"]) == total[group]
     assert sum(p["accepted"] for p in data["by_position"]) == total["accepted"]
     text = logged("log", "stats").out
-    for title in ("by source", "by position in the draft", "by time"):
+    for title in ("by source", "by position in the draft"):
         assert title in text
 
 
@@ -124,13 +121,6 @@ def test_plot_without_drafts(cli) -> None:
     assert "nothing was drafted" in result.out
 
 
-def test_export(logged) -> None:
-    record = read_run(list_runs()[0])
-    rows = list(csv.DictReader(io.StringIO(logged("log", "export").out)))
-    assert [int(row["accepted"]) for row in rows] == [done.accepted for done in record.rounds]
-    assert "".join(row["emitted_text"] for row in rows) == LONG
-
-
 def test_path(logged) -> None:
     assert logged("log", "path").out == f"{rounds_dir()}\n"
     assert logged("log", "path", "last").out == f"{list_runs()[0]}\n"
@@ -142,14 +132,14 @@ def test_damage_and_the_future_never_break_it(logged) -> None:
     lines[3] = b'{"type": "round", "drafted": "no"}\n'
     lines.insert(2, b'{"type": "from the future", "x": 1}\n')
     path.write_bytes(b"".join(lines) + b'{"type": "round", "torn')
-    for args in (["ls"], ["show"], ["stats"], ["plot"], ["export"]):
+    for args in (["ls"], ["show"], ["stats"], ["plot"]):
         result = logged("log", *args)
         assert result.code == 0, args
         assert "Traceback" not in result.err
     assert "3 damaged or unknown lines skipped" in logged("log", "show").err
     for content in (b"", b"\n\n", b"\xff\xfe\x00", b"[]\n{}\n", lines[0]):
         path.write_bytes(content)
-        for args in (["ls"], ["show"], ["stats"], ["export"]):
+        for args in (["ls"], ["show"], ["stats"]):
             assert logged("log", *args).code == 0, (content, args)
         result = logged("log", "plot")
         assert result.code == 1

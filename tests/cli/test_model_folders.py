@@ -91,11 +91,8 @@ def test_what_loads_a_pair(
 @pytest.mark.usefixtures("told")
 @pytest.mark.parametrize(
     ("command", "name"),
-    [
-        (["doctor", *PAIR], "specllama.engine.gguf_pair.read_pair"),
-        (["bench", "scale", "out", *PAIR], "specllama.models.scale.scale_pair"),
-    ],
-    ids=["doctor", "bench scale"],
+    [(["doctor", *PAIR], "specllama.engine.gguf_pair.read_pair")],
+    ids=["doctor"],
 )
 def test_what_reads_a_pair(
     command: list[str], name: str, shelf: Path, asked: list[Any], stop: Any

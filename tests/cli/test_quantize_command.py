@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import ggufs
@@ -40,7 +39,6 @@ def test_quantize(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--type", "fp8"], 2, "use --type q8_0"),
         (["--type", "q4"], 2, "use --type q4_k_m"),
         ([], 2, "there is nothing to do"),
-        (["--prune-layers", "7"], 2, "it has layers 0 to 1"),
         (["--draft-tokens", "9000"], 2, "give --draft-tokens a number between"),
         (["--draft-tokens", "300", "--type", "q8_0"], 2, "copies weights as they are"),
         (["--likely-in", "."], 2, "--likely-in tells which tokens a draft keeps"),
@@ -68,52 +66,6 @@ def test_a_source_that_is_no_model(tmp_path: Path) -> None:
     target = str(tmp_path / "x.gguf")
     assert invoke(["quantize", str(page), target, "--type", "q8_0"]) == 5
     assert invoke(["quantize", str(tmp_path / "none.gguf"), target, "--type", "q8_0"]) == 3
-
-
-# -- layers that are named -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("blocks", "more", "code", "words"),
-    [
-        (2, ["--prune-layers", "automatic"], 2, "not layer numbers"),
-        (2, ["--prune-layers", "0-1"], 2, "every layer would be dropped"),
-        (2, ["--prune-layers", "auto"], 2, "not layer numbers"),
-        (2, ["--prune-layers", "1", "--type", "fp8"], 2, "use --type q8_0"),
-    ],
-)
-def test_layers_that_cannot_be_chosen(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    blocks: int,
-    more: list[str],
-    code: int,
-    words: str,
-) -> None:
-    source = ggufs.write_llama(tmp_path / "m.gguf", blocks=blocks)
-    assert invoke(["quantize", str(source), str(tmp_path / "x.gguf"), *more]) == code
-    captured = capsys.readouterr()
-    assert words in captured.err
-    assert "Traceback" not in captured.err
-    assert not (tmp_path / "x.gguf").exists()
-
-
-@pytest.mark.parametrize(
-    ("write", "architecture"), [(ggufs.write_mamba, "mamba"), (write_nextn, "qwen35")]
-)
-def test_an_architecture_whose_layers_stay(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    write: Callable[[Path], Path],
-    architecture: str,
-) -> None:
-    source = write(tmp_path / "m.gguf")
-    one = ["--prune-layers", "1"]
-    assert invoke(["quantize", str(source), str(tmp_path / "x.gguf"), *one]) == 5
-    captured = capsys.readouterr()
-    assert f"layers cannot be dropped from the architecture {architecture}" in captured.err
-    missing = str(tmp_path / "none.gguf")
-    assert invoke(["quantize", missing, str(tmp_path / "x.gguf"), *one]) == 3
 
 
 def test_a_draft_of_few_tokens(

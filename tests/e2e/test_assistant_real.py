@@ -9,7 +9,7 @@ import pytest
 from ggufs_gemma4 import NumpyGemma4, write_assistant, write_gemma4
 from head_lanes import begin_at, feed
 
-from specllama.backend.heads.assistant_head import AssistantLane, AssistantPool
+from specllama.backend.heads.llama_heads import AssistantLane, AssistantPool
 from specllama.bench.prompts import load_prompts
 from specllama.bench.proof import prove
 from specllama.cli import invoke

@@ -1,5 +1,6 @@
 """The EAGLE-3 and Medusa heads that ship beside the bundled target."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,8 +118,7 @@ def test_the_draft_is_made_at_first_use_and_found_again(engine: Engine) -> None:
     events = list(engine.generate(prompt, greedy()))
     (path,) = pruned.folder().iterdir()
     assert path.name == (
-        f"{header.fingerprint}-without-"
-        f"{pruned.layer_list(pruned.middle_half(header.block_count))}.gguf"
+        f"{header.fingerprint}-without-{pruned.names(pruned.middle_half(header.block_count))}.gguf"
     )
     said = [e.message for e in events if isinstance(e, Notice)]
     work = pruned.draft_work(header, pruned.middle_half(header.block_count))
@@ -145,16 +145,17 @@ def test_the_text_is_that_of_plain_decoding(engine: Engine) -> None:
     proved(engine, load_prompts()[::50][:4], "self", draft_max=(5,), max_tokens=24)
 
 
-def test_a_damaged_draft_is_made_again(tmp_path: Path) -> None:
+def test_a_damaged_draft_is_made_again() -> None:
     header = read_header(resolve("tiny-target"))
-    made = pruned.make_draft(header, (1,), into=tmp_path, threads=1)
+    made = pruned.make_draft(header, (1,), threads=1)
     good = made.path.read_bytes()
     assert made.block_count == header.block_count - 1
     made.path.write_bytes(good[:1000])
-    assert pruned.make_draft(header, (1,), into=tmp_path, threads=1).path.read_bytes() == good
-    (tmp_path / "file").write_text("")
-    with pytest.raises(SpecllamaError, match="file"):
-        pruned.make_draft(header, (1,), into=tmp_path / "file")
+    assert pruned.make_draft(header, (1,), threads=1).path.read_bytes() == good
+    shutil.rmtree(pruned.folder())
+    pruned.folder().write_text("")
+    with pytest.raises(SpecllamaError, match="self"):
+        pruned.make_draft(header, (1,))
 
 
 @pytest.mark.parametrize("kept", ['{"drop": [1, 3], "speed": 0.9}', "{", "[]"])
@@ -164,7 +165,7 @@ def test_a_choice_that_an_older_version_kept_changes_nothing(engine: Engine, kep
     old.parent.mkdir(parents=True)
     old.write_text(kept)
     events = list(engine.generate(load_prompts()[0].content, greedy(max_tokens=8)))
-    middle = pruned.layer_list(pruned.middle_half(header.block_count))
+    middle = pruned.names(pruned.middle_half(header.block_count))
     assert [path.name for path in pruned.folder().glob("*.gguf")] == [
         f"{header.fingerprint}-without-{middle}.gguf"
     ]

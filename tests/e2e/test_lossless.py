@@ -2,7 +2,6 @@
 
 import pytest
 from engines import proved
-from table_model import by_four
 
 from specllama.backend import llama_cache
 from specllama.bench.prompts import BenchPrompt, schema_prompts
@@ -26,22 +25,6 @@ def test_match_is_token_identical_to_plain_decoding(
     asked = {"temperatures": (0.0, 0.7, 1.0), "draft_max": (1, 4, 8), "max_tokens": 40}
     drafted, accepted = proved(tiny, prompts[:12:3], method, **asked)
     assert accepted > METHODS[method] * drafted > 0
-
-
-@pytest.mark.parametrize("method", ["draft", "mixed", "tree", "eagle3"])
-def test_padded_passes_write_the_same_text(
-    tiny: Engine, prompts: list[BenchPrompt], method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    padded: list[int] = []
-
-    def rows(n: int, depth: int = 0, *, cheap: bool = False) -> int:
-        wide = n if n < 2 else by_four(n, depth, 16)
-        padded.append(wide - n)
-        return wide
-
-    monkeypatch.setattr(tiny.target.pool.plan, "rows", rows)
-    proved(tiny, prompts[:8:3], method, draft_max=(2, 5), max_tokens=32)
-    assert sum(pads > 0 for pads in padded) > 30
 
 
 def test_the_default_context_is_in_the_bit_exact_class(tiny: Engine) -> None:

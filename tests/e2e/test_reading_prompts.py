@@ -9,12 +9,12 @@ import pytest
 from requests_made import asked, finish
 
 from specllama.arrays import HiddenNeed, Row
-from specllama.backend import attention, llama_pool, pass_plan
-from specllama.backend.attention import can_switch
+from specllama.backend import llama_pool, pass_plan, symbols
 from specllama.backend.kernels import WIDE
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_pool import open_pool
+from specllama.backend.symbols import can_switch
 from specllama.backend.threads import ThreadChoice
 from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
@@ -285,7 +285,7 @@ def test_where_attention_cannot_be_switched_the_cache_types_are_apart(
     def missing() -> None:
         raise CannotLoad("the installed llama.cpp has no such function")
 
-    monkeypatch.setattr(attention, "_functions", missing)
+    monkeypatch.setattr(symbols, "_functions", missing)
     with Engine.load("tiny", None, EngineOptions(n_ctx=1024, threads=2, repack="off")) as engine:
         target = engine.target
         assert target.pool.kernels.any_width

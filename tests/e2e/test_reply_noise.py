@@ -107,7 +107,7 @@ def test_no_run_copies_what_another_wrote(own_tiny: Engine) -> None:
     ]
     for _ in own_tiny.generate(question, fixed.replace(seed=1)):
         pass  # the conversation beside it wrote the same, too
-    ask_all(own_tiny, runs, Cancel(), lambda run: None, log=False)
+    ask_all(own_tiny, runs, Cancel())
     first, second = (run for run in runs if run.name == "drafted")
     assert first.tokens == second.tokens
     drafts = [[(one.drafted, one.accepted) for one in run.passes] for run in (first, second)]

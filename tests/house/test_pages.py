@@ -28,3 +28,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
             found = re.findall(r"^#+ (.+)$", path.read_text("utf-8"), re.M)
             anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in found}
             assert heading in anchors, target
+
+
+def test_the_readme_is_read_in_a_minute() -> None:
+    assert (ROOT / "README.md").stat().st_size <= 4096

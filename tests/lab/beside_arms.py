@@ -82,7 +82,7 @@ class Ground:
     def peer(self, name: str) -> list[str]:
         """List the words that start llama-server in a mode."""
         assert self.llama_server is not None
-        words = server_command(self.llama_server, self.target, self.threads, N_CTX)
+        words = server_command(self.llama_server, self.target, N_CTX, self.threads)
         drafts = ["-md", str(self.draft)] if name.startswith("draft") else []
         return [*words, *drafts, *MODES.get(name, ["--no-repack"] if name == STORED else ())]
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import fmean, geometric_mean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+from specllama.bench import report
 from specllama.bench.experiment import RunFigures
 from specllama.bench.outcome import Compared, as_one, between, pairs
 from specllama.bench.prompts import load_prompts
-from specllama.store import document
+from specllama.rates import fixed_speeds
 from specllama.text import number_of
 
 PROMPTS = Path(__file__).parent / "beside_prompts"
@@ -219,7 +221,7 @@ def words(one: Compared) -> str:
 def table(heads: Iterable[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a table, but for rows without a figure."""
     some = [row for row in rows if set(row[1:]) != {UNKNOWN}]
-    return document.table(["", *heads], some).splitlines()
+    return report.table(["", *heads], some).splitlines()
 
 
 def load_table(rows: Sequence[Sequence[dict[str, Any]]]) -> list[str]:
@@ -256,14 +258,22 @@ def best_fixed(costs: dict[str, Any], runs: Sequence[RunFigures]) -> tuple[int, 
     Args:
         runs: of eight guesses in every round.
     """
-    from specllama.bench.tuning import group_of
-
     if not runs or not costs["draft_ms"]:
         return None
     v, step, two = in_steps(costs)
-    first, late = runs[0], min(max(two - step, 0.0), step)
-    group = group_of(first.slice, first.temperature, runs, v[: LONGEST + 2], step, late, None)
-    return group.best, group.best_speed
+    late = min(max(two - step, 0.0), step)  # read together or in turn
+    speeds = {0: 1.0} | fixed_speeds(survival(runs), step, v[: LONGEST + 2], late)
+    return max(speeds.items(), key=lambda one: one[1])
+
+
+def survival(runs: Sequence[RunFigures]) -> list[float]:
+    """How likely a guess at each position is kept, of drafts that reached it."""
+    drafts = [one for run in runs for one in run.passes if one.drafted]
+    reached = [
+        [one.accepted > i for one in drafts if len(one.drafted) > i]
+        for i in range(max((len(one.drafted) for one in drafts), default=0))
+    ]
+    return list(accumulate(map(fmean, reached), min))
 
 
 def best_copies(costs: dict[str, Any], prompt: Sequence[int], reply: Sequence[int]) -> float:

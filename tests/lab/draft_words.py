@@ -2,12 +2,14 @@
 many tokens a pass writes.
 
     python tests/lab/draft_words.py FOLDER [--pair T+D] [--words 16384 32768] [--kinds code]
+    python tests/lab/draft_words.py FOLDER --seeds 1 20 --kinds Chinese
 
-FOLDER is that of ``real_models.py``. The target writes replies of five kinds, two at temperature 0
-and one at 0.8. The whole draft model reads them once; a copy computes the same rows for the words
-that it has, bit for bit, so the guesses of every copy follow from these rows, and with them the
-tokens a pass of drafts of three under ``match``: exactly, and without a clock. Steps of the whole
-model and of its copies are timed in turn.
+FOLDER is that of ``real_models.py``. With ``--seeds``, the target writes a reply with each of them
+at temperature 0.8, and only the tokens of these are counted that copies do not know. Else it writes
+replies of five kinds, two at temperature 0 and one at 0.8. The whole draft model reads them once; a
+copy computes the same rows for the words that it has, bit for bit, so the guesses of every copy
+follow from these rows, and with them the tokens a pass of drafts of three under ``match``: exactly,
+and without a clock. Steps of the whole model and of its copies are timed in turn.
 """
 
 from __future__ import annotations
@@ -59,11 +61,50 @@ PROMPTS = {
         "请用中文介绍一下北京的历史。",
         "请用中文写一个关于小猫的短故事。",
         "请用中文解释什么是快速排序算法。",
+        "写一封邮件，向老板请三天假，并说明理由。",
+        "请列出五种健康的早餐，并说明每一种的做法。",
+        "请比较火车和飞机两种旅行方式的优缺点。",
+        "请用中文说明如何给初学者讲解什么是数据库。",
+        "写一首关于秋天的现代诗。",
+        "请介绍三位唐代诗人和他们的代表作。",
+        "请解释为什么海水是咸的。",
     ),
     "JSON": (
         "Write a JSON array of five books with title, author, year, genres and price.",
         "Write an OpenAPI fragment in JSON for an endpoint that creates a user.",
         "Write a JSON configuration of a web server with three virtual hosts, logging and TLS.",
+        "Write a JSON object of an order with customer, address, four items and a total.",
+        "Write GeoJSON of three European capitals with their names and populations.",
+        "Write a package.json of a small web app with scripts and ten dependencies.",
+        "Write a JSON Schema of a user profile with required fields, enums and patterns.",
+        "Write a week's weather forecast of Oslo as JSON.",
+        "Write a JSON array of three recipes with ingredients, amounts and steps.",
+        "Write a JSON log of six requests with time, method, path, status and latency.",
+    ),
+    # for models that do not chat
+    "continued English": (
+        "The old lighthouse stood at the end of the pier, and every evening",
+        "The city council voted on Tuesday to",
+        "Photosynthesis is the process by which",
+        "Dear Anna,\n\nThank you for your letter. Since I last wrote,",
+        "To make the soup, first",
+        "The Battle of Hastings was fought in",
+        "In this article, we describe a new method for",
+        '"I never said that," she answered, and',
+        "The history of the bicycle begins",
+        "When you start a small business, the most important thing is",
+    ),
+    "continued code": (
+        "import argparse\n\ndef main() -> None:\n    parser =",
+        "class LinkedList:\n    def __init__(self):",
+        "function debounce(callback, delay) {\n",
+        "SELECT customers.name, COUNT(orders.id) AS n\nFROM",
+        "#include <stdio.h>\n\nint main(int argc, char **argv) {\n",
+        "def quicksort(items):\n",
+        "package main\n\nimport (\n",
+        "<!DOCTYPE html>\n<html>\n<head>\n",
+        "fn read_lines(path: &Path) -> io::Result<Vec<String>> {\n",
+        "# Installation\n\n```bash\n",
     ),
 }
 TEMPERATURES = (0.0, 0.0, 0.8)
@@ -108,14 +149,20 @@ def tokens_a_pass(tokens: Sequence[int], guesses: Sequence[int]) -> tuple[int, i
     return len(tokens) - 1, passes
 
 
-def written(target: Path, kinds: Sequence[str], tokens: int, threads: int) -> Iterator[Reply]:
+def written(
+    target: Path, kinds: Sequence[str], tokens: int, threads: int, seeds: Sequence[int] = ()
+) -> Iterator[Reply]:
     options = EngineOptions(threads=threads, n_ctx=1024, kv_disk="off")
     with Engine.load(target, None, options) as engine:
         for kind in kinds:
-            for seed, (prompt, t) in enumerate(zip(PROMPTS[kind], TEMPERATURES, strict=True), 1):
+            texts = PROMPTS[kind]
+            ways = [(seed, texts[seed % len(texts)], 0.8) for seed in seeds]
+            usual = zip((1, 2, 3), texts, TEMPERATURES, strict=False)
+            for seed, prompt, t in ways or usual:
                 params = GenerateParams(seed=seed, max_tokens=tokens, proposer="none")
                 params = params.choose("temperature", t)
-                asked = [Message("user", prompt)]
+                chats = not kind.startswith("continued")
+                asked = [Message("user", prompt)] if chats else prompt
                 last = list(engine.generate(asked, params))[-1]
                 assert isinstance(last, Finished)
                 yield Reply(kind, params, engine.encode(asked)[0], [*last.token_ids])
@@ -127,6 +174,18 @@ def opened(header: GgufHeader, threads: int, rows: int) -> CellLane:
     options = EngineOptions().resolved(on_gpu=False)
     made = {"n_ctx": 1024, "max_rows": rows, "threads": threads, "flash": options.flash_attn}
     return open_pool(model, options=options, any_width=False, **made).open()
+
+
+def count(replies: Sequence[Reply], whole: GgufHeader, words: Sequence[int]) -> None:
+    """Print, by kind, how many tokens copies do not know."""
+    known = {n: {*trimmed.choose(whole, n, {}).tolist()} for n in words}
+    for kind in dict.fromkeys(reply.kind for reply in replies):
+        mine = [reply.tokens for reply in replies if reply.kind == kind]
+        total = sum(map(len, mine))
+        print(f"{kind} T=0.8, {len(mine)} replies, {total} tokens")
+        for n, some in known.items():
+            unknown = sum(token not in some for tokens in mine for token in tokens)
+            print(f"  {n:7,} words: {unknown} unknown, {unknown / total:.1%}")
 
 
 def report(replies: Sequence[Reply], draft: GgufHeader, words: Sequence[int], threads: int) -> None:
@@ -175,13 +234,19 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--pair", default="T+D")
     parser.add_argument("--words", type=int, nargs="*", default=[8192, 16384, 32768, 49152, 65536])
-    parser.add_argument("--kinds", nargs="*", choices=PROMPTS, default=[*PROMPTS])
+    parser.add_argument("--kinds", nargs="*", choices=PROMPTS, default=[*PROMPTS][:5])
+    parser.add_argument("--seeds", type=int, nargs=2, metavar=("FIRST", "LAST"))
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", choices=["steps", "replies"])
     given = parser.parse_args()
     files = [given.folder / MODELS[name].file for name in given.pair.split("+")]
     target, whole = files[0], read_header(files[-1])
+    if given.seeds:
+        seeds = range(given.seeds[0], given.seeds[1] + 1)
+        some = written(target, given.kinds, given.tokens, given.threads, seeds)
+        count([*some], whole, given.words)
+        return
     if given.only != "replies":
         with tempfile.TemporaryDirectory() as folder:
             timed = [(path.stem, read_header(path)) for path in dict.fromkeys(files)]

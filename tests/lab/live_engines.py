@@ -104,7 +104,7 @@ def asked(
 ) -> Row:
     """Every prompt once, streamed, one after another."""
     before = engine.counters()
-    switch = True if way.switched and engine.switches else None
+    switch = True if way.switched and engine.kind.switches else None
     answers = [
         engine.ask(prompt.content, GREEDY, stream=True, speculation=switch) for prompt in prompts
     ]

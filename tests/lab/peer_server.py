@@ -24,12 +24,16 @@ TIMEOUT_S = 600.0
 _STOP_S = 10.0
 
 
-def server_command(program: Path, target: Path, threads: int, n_ctx: int) -> list[str]:
-    """List the words that start llama-server on a file, undrafted, without its port."""
-    return [
-        *(str(program), "-m", str(target), "-c", str(n_ctx), "-np", "1"),
-        *("-t", str(threads), "-tb", str(threads), "--no-webui"),
-    ]
+def server_command(
+    program: Path, target: str | Path, n_ctx: int, threads: int | None = None
+) -> list[str]:
+    """List the words that start llama-server on a file, undrafted, without its port.
+
+    Args:
+        threads: None leaves them to it.
+    """
+    words = [str(program), "-m", str(target), "-c", str(n_ctx), "-np", "1", "--no-webui"]
+    return words if threads is None else [*words, "-t", str(threads), "-tb", str(threads)]
 
 
 class LlamaServer:

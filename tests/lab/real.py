@@ -383,7 +383,7 @@ def _llama_server(on: Ground, name: str, prompt: str, n: int) -> tuple[list[str]
     for way, more in (("plain", []), ("drafting", ["-md", str(draft)])):
         if way == "drafting" and draft is None:
             continue
-        command = [*server_command(Path(program), on.file(name), on.threads, 2048), *more]
+        command = [*server_command(Path(program), on.file(name), 2048, on.threads), *more]
         with closing(LlamaServer(way, command)) as server:
             body = {"prompt": prompt, "n_predict": n, "temperature": 0, "ignore_eos": True}
             took = server.ask("/completion", body)["timings"]

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from specllama.errors import SpecllamaError
 from specllama.interface import Message
+from specllama.remote.address import Address
 from specllama.remote.remote_engine import open_remote
 from specllama.settings.params import GenerateParams, SamplingParams
 
@@ -142,7 +143,7 @@ def record(url: str, as_kind: str, *, draft: bool | None, model: str | None) -> 
     proxy = recorder.serve()
     here = f"http://127.0.0.1:{proxy.server_address[1]}"
     wish = GREEDY.replace(seed=1)
-    with open_remote(here, as_kind, model) as engine:
+    with open_remote(Address(here, kind=as_kind, model=model or "")) as engine:
         kind, raw = engine.kind, engine.kind.raw
         for stream in (True, False):
             engine.ask(TURNS, wish, stream=stream, speculation=draft)

@@ -1,6 +1,8 @@
-"""Record the reply that the app plays on its first launch: ``python record_first_look.py``.
+"""Record the reply that the app plays on its first launch.
 
-It makes the pair of ``specllama demo``, lets it answer a few times, and writes the fastest of the
+``python record_first_look.py TARGET DRAFT NAME``
+
+It takes a pair that drafting pays for, lets it answer a few times, and writes the fastest of the
 replies that were surely faster than plain, as a round log without folders and hashes. Run it on a
 quiet machine: the times are real.
 """
@@ -12,7 +14,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from specllama.bench import scaled_pair
 from specllama.engine.engine import Engine
 from specllama.interface import Message
 from specllama.settings.params import EngineOptions, GenerateParams
@@ -34,11 +35,9 @@ def slim(value: object) -> object:
     return round(value, ROUNDED) if isinstance(value, float) else value
 
 
-def main(kind_name: str) -> None:
-    kind = next(one for one in scaled_pair.KINDS if one.name == kind_name)
+def main(target: str, draft: str, name: str) -> None:
     params = GenerateParams(seed=7, max_tokens=96, proposer="draft")
-    with scaled_pair.workshop() as own, tempfile.TemporaryDirectory() as logs:
-        target, draft = scaled_pair.make(kind, own)
+    with tempfile.TemporaryDirectory() as logs:
         found = []
         with Engine.load(target, draft, EngineOptions(n_ctx=2048)) as engine:
             engine.windows.profile.path = None
@@ -64,7 +63,7 @@ def main(kind_name: str) -> None:
         for line in lines:
             told = json.loads(line)
             if told["type"] == "run":
-                told |= {"question": QUESTION, "what": scaled_pair.WHAT, "kind": kind.name}
+                told |= {"question": QUESTION, "what": name}
                 for model in (told["target"], told["draft"]):
                     model["path"] = Path(model["path"]).name
             file.write(json.dumps(slim(told), ensure_ascii=False, separators=(",", ":")) + "\n")
@@ -72,4 +71,4 @@ def main(kind_name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:] or ["Q8_0"])
+    main(*sys.argv[1:])

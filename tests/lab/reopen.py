@@ -1,6 +1,6 @@
 """How soon a conversation goes on whose state is on disk, against reading it again.
 
-    specllama bench scale OUT --to 1b
+    python -m specllama.models.recipe.scale OUT --to 1b
     python tests/lab/reopen.py -m OUT/TARGET.gguf [-d OUT/DRAFT.gguf] [--tokens 1500] [--runs 3]
 
 A conversation is written and kept; then engines that know nothing of it go on with it: one finds

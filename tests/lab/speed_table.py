@@ -17,7 +17,6 @@ import msgspec
 from specllama.bench.report import SCHEMA
 from specllama.errors import UsageError
 from specllama.files import DAMAGE
-from specllama.store import document
 
 
 def read_report(path: Path) -> dict[str, Any]:
@@ -65,7 +64,7 @@ def by_kind(reports: Sequence[dict[str, Any]], temperature: float = 0.0) -> list
         [f"`{method}`", *(cell(found.get(kind, {})) for kind in heads)]
         for method, found in speeds.items()
     ]
-    return document.table(["", *heads], table).splitlines()
+    return report.table(["", *heads], table).splitlines()
 
 
 def main() -> None:

@@ -51,7 +51,7 @@ def test_the_first_two_minutes(pane: Pane, tmp_path: Path) -> None:
     assert not re.search(r"\s[–-](\s[–-])+\s", pane.screen)  # no row of dashes
 
     # Why does the bundled pair not get faster, and what would?
-    pane.sees("drafts all the same", "/demo")  # no pair is fast with one thread
+    pane.sees("drafts all the same", "Ctrl+L")
 
     # Does it answer?
     pane.press("-l", QUESTION)

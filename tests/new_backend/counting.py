@@ -99,7 +99,7 @@ class CountLane:
         self.n_vocab = pool._counts.n_vocab
         self.tokens: list[int] = []
         self.hidden = HiddenRows()
-        self.cheap = self._closed = False
+        self._closed = False
 
     @property
     def n_past(self) -> int:

@@ -117,7 +117,7 @@ def test_a_prompts_beginning_chooses_its_arm(server: Serving) -> None:
 
         def arm(*prompt: Any) -> str:
             given = prompt[0] if isinstance(prompt[0], str) else prompt
-            return service._assigned(Job((given,), GenerateParams()))[0]
+            return service._assigned(Job((given,), GenerateParams())).arm
 
         arms = {arm(f"the rain {i}") for i in range(40)}
         assert arms == {"none", "mixed"}

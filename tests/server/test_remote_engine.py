@@ -1,6 +1,5 @@
 """``RemoteEngine``: a server is an engine like any other."""
 
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 from servers import Serving, serving, table
 
 from specllama.cancel import Cancel
-from specllama.cli import invoke
 from specllama.errors import EngineError, PromptTooLong, UsageError
 from specllama.events import Event, Finished, PrefillProgress, RoundDone, Started, Timings
 from specllama.interface import Message
@@ -86,7 +84,7 @@ def test_it_is_recognised_and_asked_as_other_engines_are(server: Serving) -> Non
     with open_remote(server.url) as engine:
         assert isinstance(engine, RemoteEngine)
         assert engine.kind.name == "specllama"
-        assert engine.switches
+        assert engine.kind.switches
         before = engine.counters()
         on, off = (engine.ask(TURNS, PARAMS, speculation=on, stream=on) for on in (True, False))
         after = engine.counters()
@@ -95,16 +93,6 @@ def test_it_is_recognised_and_asked_as_other_engines_are(server: Serving) -> Non
     assert off.draft is None
     assert after.generated is not None
     assert after.generated - (before.generated or 0) == 60
-
-
-def test_a_bench_runs_over_a_server(server: Serving, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["bench", "run", "--server", server.url, "-n", "2", "-r", "1", "--max-tokens", "12",
-             "--temperature", "0", "--proposer", "draft", "--json"]  # fmt: skip
-    assert invoke(asked) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert {run["arm"] for run in report["runs"]} == {"plain", "specllama"}
-    [arm] = [s for s in report["summaries"] if s["arm"] == "specllama" and s["group"] == "all"]
-    assert arm["equal"] == arm["compared"] == 2
 
 
 def test_a_proxy_is_not_asked_the_way_to_this_machine(

@@ -74,11 +74,14 @@ class Hangs:
     """A recipe that crosses into the child; it takes as long to load as ``gate`` is missing."""
 
     gate: Path
+    patience_s: float = PATIENCE_S
 
     def __call__(self, progress: Callable[[Event], None], /) -> Hanging:
         while not self.gate.exists():
             time.sleep(0.02)
-        return Hanging(["Hello there."], engine_info(lanes=2))
+        engine = Hanging(["Hello there."], engine_info(lanes=2))
+        engine.patience_s = self.patience_s
+        return engine
 
 
 def asking(text: str) -> dict[str, Any]:
@@ -93,7 +96,7 @@ def gate(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(gate: Path) -> Iterator[Serving]:
-    with serving(Hangs(gate), patience_s=PATIENCE_S) as running:
+    with serving(Hangs(gate)) as running:
         yield running
 
 
@@ -102,6 +105,7 @@ def test_a_stuck_engine_is_replaced_and_its_request_refused(
     server: Serving, gate: Path, text: str
 ) -> None:
     first = server.host.pid
+    assert server.post(CHAT, asking("Hi")).status_code == 200  # how long a pass may take is told
     gate.unlink()  # the next engine loads until it is there
     refused = server.post(CHAT, asking(text))
     assert refused.status_code == 500
@@ -190,7 +194,7 @@ def test_two_replies_to_one_request_are_one_death(server: Serving) -> None:
 
 
 def test_health_and_calls_go_on_beside_a_stuck_pass(gate: Path) -> None:
-    with serving(Hangs(gate), patience_s=60.0, drain_s=0.5) as server:
+    with serving(Hangs(gate, 60.0), drain_s=0.5) as server:
 
         def ask() -> None:
             with contextlib.suppress(httpx2.HTTPError):  # the server ends before it answers
@@ -205,7 +209,7 @@ def test_health_and_calls_go_on_beside_a_stuck_pass(gate: Path) -> None:
 
 
 def test_a_stuck_child_is_one_readable_error(gate: Path) -> None:
-    with EngineHost(Hangs(gate), patience_s=PATIENCE_S) as host:
+    with EngineHost(Hangs(gate)) as host:
         with pytest.raises(EngineDied, match="no pass of the model ended for") as caught:
             list(host.generate("hang", GenerateParams(seed=1)))
         assert "next message" in (caught.value.hint or "")

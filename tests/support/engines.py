@@ -12,10 +12,9 @@ from specllama.bench.proof import prove
 from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
 from specllama.engine.pace import Pace
-from specllama.engine.pair_loading import Loaded
+from specllama.engine.pair_loading import Loaded, SamplerChains
 from specllama.engine.profiles import Profile, Windows
 from specllama.engine.prompting import Prompting
-from specllama.engine.sampler_chains import ConstraintMaker, SamplerChains
 from specllama.engine.seating import Seats
 from specllama.engine.slot import Slot
 from specllama.interface import EngineInfo
@@ -115,18 +114,21 @@ def loaded(
     template: str | None = None,
     bos: str = "",
     eos: str = "",
-    make_constraint: ConstraintMaker | None = None,
+    make_constraint: Callable[[GenerateParams], Any] | None = None,
     make_window: Callable[[GenerateParams], Window] | None = None,
     stop: Cancel | None = None,
 ) -> Loaded:
     """The parts of an engine whose first slot is the lane ``target`` with ``drafters``."""
     vocab, info = vocab or FakeVocab(), info or fake_info()
+    chains = SamplerChains(vocab)
+    if make_constraint is not None:
+        chains._guide = make_constraint  # type: ignore[method-assign]
     windows = make_window if isinstance(make_window, Windows) else Given(info, make_window)
     return Loaded(
         info=info,
         slots=(Slot(target, drafters or {}), *more),
         prompting=Prompting(vocab, template, bos, eos),
-        chains=SamplerChains(vocab, make_constraint),
+        chains=chains,
         windows=windows,
         stop=stop or Cancel(),
     )

@@ -109,10 +109,9 @@ def serving(
     most: int = 64,
     wait: bool = True,
     drain_s: float = 2.0,
-    patience_s: float | None = None,
     **more: Any,
 ) -> Iterator[Serving]:
-    host = EngineHost(factory, close_grace_s=1.0, patience_s=patience_s)
+    host = EngineHost(factory, close_grace_s=1.0)
     queue = RequestQueue(host, "table", lanes=LANES, most=most)
     models = Models([ServedModel(queue, params or GenerateParams())])
     with served(Service(models, access or Access(), **more), wait=wait, drain_s=drain_s) as running:

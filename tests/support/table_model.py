@@ -353,12 +353,6 @@ class FakeCache:
         self.closed = True
 
 
-def by_four(rows: int, depth: int, widest: int) -> int:
-    """The costs by which passes of 4, 8, 12 and 16 rows are cheaper than those in between."""
-    wide = -(-rows // 4) * 4
-    return wide if wide <= widest else rows
-
-
 class FakePool(CellPool):
     """A pool over a table; refuses everything that llama.cpp would refuse or abort on.
 

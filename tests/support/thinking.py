@@ -164,7 +164,7 @@ def _goes_on(
         begun = Message("assistant", first[1] + rest[1], first[0] + rest[0], seams)
         written = b"".join(vocab.piece(t, special=True) for t in ids[:k]).decode()
         if begun.content or begun.reasoning:
-            prompt = ask([*QUESTION, begun], continue_last=True)
+            prompt = ask([*QUESTION, begun])
             if prompt.text != asked.text + written:
                 was, now = (asked.text + written)[-60:], prompt.text[-60:]
                 wrong.append(f"{told.name}: continued at {k} from {now!r}, not {was!r}")

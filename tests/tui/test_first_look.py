@@ -5,18 +5,20 @@ import re
 from pathlib import Path
 from typing import Any
 
+import ggufs
 import pytest
-from app_driver import Recipe
+from app_driver import GatedEngine, Recipe
 from fakes import Reply, ScriptedEngine, engine_info, model_info
+from packages import only_index, write_wheel
 
-from specllama.models import catalog, memory
+from specllama import paths
+from specllama.models import catalog, memory, package_index
 from specllama.models.judgement import FAST_ENOUGH, Machine
 from specllama.settings.params import GenerateParams
 from specllama.store.message_tree import StoredMessage
 from specllama.store.sessions import SessionStore
 from specllama.text import size
-from specllama.tui import race_runner
-from specllama.tui.screens.race_screen import RaceScreen
+from specllama.tui.downloads import Download, DownloadTold
 from specllama.tui.state import Preferences
 from specllama.tui.widgets import first_look
 from specllama.tui.widgets.drafted import RoundsRow
@@ -59,7 +61,6 @@ async def test_the_first_launch_plays_a_recorded_reply_and_then_says_what_to_do(
             assert words in d.shown
         pair = d.app.loader.machine.recommended()
         assert f"{pair.name}, {size(pair.bytes)} to download" in d.shown
-        assert "/demo shows it pay" in d.shown
         await d.say("Hello")
         assert not d.app.chat.query(FirstLook)
 
@@ -157,57 +158,72 @@ async def test_the_label_leaves_room_for_the_speed(start: Any, size: tuple[int, 
         assert re.search(r"\d tok/s", d.shown)
 
 
-async def test_the_pair_of_the_demonstration_is_raced_and_deleted_with_the_next_one(
-    start: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+async def test_one_key_gets_a_real_model_and_opens_it(
+    start: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nobody_else: Path
 ) -> None:
-    made: list[Path] = []
+    data = ggufs.write_llama(tmp_path / "small.gguf", quant="F32").read_bytes()
+    only_index(monkeypatch, tmp_path / "shelf", data)
+    asked: list[tuple[str, str | None]] = []
+    recipe = Recipe(ScriptedEngine(["Yes.", "No."]))
 
-    def make(kind: Any, own: Path, progress: Any) -> tuple[Path, Path]:
-        made.append(own)
-        for name in ("t.gguf", "d.gguf"):
-            (own / name).write_bytes(b"weights")
-        return own / "t.gguf", own / "d.gguf"
+    def factory(target: str, draft: str | None) -> Recipe:
+        asked.append((target, draft))
+        recipe.engine.info = engine_info(target=model_info(path=target))
+        return recipe
 
-    monkeypatch.setattr(race_runner.scaled_pair, "make", make)
-    async with start(*["one two three"] * 40, target="tiny") as d:
-        await d.press(*"/demo", "enter", until=lambda: isinstance(d.app.screen, RaceScreen))
-        assert d.app.loader.wanted == (str(made[0] / "t.gguf"), str(made[0] / "d.gguf"))
+    async with start(recipe=recipe, factory_for=factory, target="tiny", size=(100, 30)) as d:
+        await d.app.chat.query_one(FirstLook).play(1e6)
+        offer = "Ctrl+L gets a real model: SmolLM2 135 M, 98 MB, Apache-2.0"
+        await d.until(lambda: offer in d.shown)
+        assert d.app.session.lent
+        # without a network: a sentence, and the same key tries again
+        await d.press("ctrl+l", until=lambda: "F6 s" in d.shown and "smollm2-135m" in d.shown)
+        await d.until(lambda: not d.app.downloads.all[catalog.FIRST].active)
+        assert "No matching distribution" in d.app.downloads.all[catalog.FIRST].error.message
+        assert len(asked) == 1
+        write_wheel(tmp_path / "shelf", data)
+        await d.press("ctrl+l", until=lambda: len(asked) == 2 and d.app.loader.ready)
+        assert asked[-1] == (f"{catalog.find(catalog.FIRST).target.ref}", "none")
         assert not d.app.session.lent
-        assert Preferences.load().last_target == "tiny"
-        d.app.screen.dismiss(None)
-        await d.until(lambda: d.app.screen is d.app.chat)
-        assert made[0].exists()
-        d.app.switch_model(("tiny", None))
-        await d.until(lambda: d.app.loader.ready and d.app.loader.wanted == ("tiny", None))
-        await d.until(lambda: not made[0].exists())
+        await d.until(lambda: EXAMPLES[0] in d.shown)
+        assert "Ctrl+L" not in d.shown
+        await d.say("Hello")
+        assert d.engine.requests[-1].params.window == "auto"
+    assert Preferences.load().last_target == asked[-1][0]
 
 
-async def test_leaving_deletes_the_pair_of_the_demonstration(
-    start: Any, monkeypatch: pytest.MonkeyPatch
+async def test_a_model_that_arrives_interrupts_nothing(start: Any) -> None:
+    def arrived() -> Download:
+        return Download("real", state="done", opens=True, target="real")
+
+    engine = GatedEngine(["one two three four five six", "Yes."])
+    async with start(recipe=Recipe(engine), target="tiny", size=(100, 30)) as d:
+        await d.send("Hello", until=lambda: d.rounds == 3)
+        d.app.downloads.all["real"] = arrived()
+        d.app.post_message(DownloadTold(over=d.app.downloads.all["real"]))
+        await d.until(lambda: "real is here: Ctrl+L loads it" in d.shown)
+        engine.gate.set()
+        await d.idle()
+        assert d.app.loader.wanted == ("tiny", None)
+        await d.press("ctrl+l", until=lambda: d.app.loader.wanted == ("real", "none"))
+        await d.ready()
+        # and another model that was chosen stays
+        d.app.downloads.all["real"] = arrived()
+        d.app.switch_model(("other", None))
+        await d.until(lambda: d.app.loader.wanted == ("other", None) and d.app.loader.ready)
+        d.app.post_message(DownloadTold(over=d.app.downloads.all["real"]))
+        await d.until(lambda: "real is here: Ctrl+L loads it" in d.shown)
+        assert d.app.loader.wanted == ("other", None)
+
+
+async def test_the_app_that_ends_leaves_nothing_of_a_package(
+    start: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nobody_else: Path
 ) -> None:
-    made: list[Path] = []
-
-    def make(kind: Any, own: Path, progress: Any) -> tuple[Path, Path]:
-        made.append(own)
-        return own / "t.gguf", own / "d.gguf"
-
-    monkeypatch.setattr(race_runner.scaled_pair, "make", make)
-    async with start(*["one two three"] * 40, target="tiny") as d:
-        d.app.action_demo()
-        await d.until(lambda: made and d.app.demo.pair is not None)
-    assert not made[0].exists()
-
-
-async def test_without_room_there_is_no_demonstration_and_why(
-    start: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(race_runner.scaled_pair.memory, "available_memory", lambda: 1)
+    only_index(monkeypatch, tmp_path, b"a model")
+    monkeypatch.setattr(package_index, "_command", lambda *a: ["sh", "-c", "exec sleep 60"])
     async with start(target="tiny") as d:
-        told: list[str] = []
-        monkeypatch.setattr(d.app, "notify", lambda words, **more: told.append(words))
-        d.app.action_demo()
-        assert "of memory are free" in told[0]
-        assert not d.app.demo.begun
+        await d.press("ctrl+l", until=lambda: list(paths.models_dir().rglob(".package-*")))
+    assert not list(paths.models_dir().rglob(".package-*"))
 
 
 async def test_what_was_asked_for_is_no_demonstration(start: Any) -> None:
@@ -249,7 +265,7 @@ async def test_all_that_is_said_is_seen(start: Any, size: tuple[int, int]) -> No
             await d.until(lambda: "Guess, check, keep" in d.shown)
             await d.until(lambda: "to download" in d.shown)
             assert "more below" not in d.shown
-            for words in (*FIVE, BUNDLED_EXAMPLES[0], "/demo"):
+            for words in (*FIVE, BUNDLED_EXAMPLES[0]):
                 assert words in d.shown, d.shown
             lines = [line.strip() for line in d.shown.split("\n")]
             above = next(i for i, line in enumerate(lines) if line.startswith("Guess")) - 1

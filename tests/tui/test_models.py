@@ -15,7 +15,11 @@ from fakes import ScriptedEngine
 from textual.widgets import Input, OptionList
 
 from specllama import paths
-from specllama.models import download, library, memory, pull
+from specllama.backend import verdicts
+from specllama.backend.same_rows import Tried
+from specllama.engine import fewer_words
+from specllama.models import download, library, memory, pull, trimmed
+from specllama.models.gguf import read_header
 from specllama.models.judgement import FAST_ENOUGH, Machine, Weights
 from specllama.models.library import LocalModel
 from specllama.rates import Remedy
@@ -194,6 +198,26 @@ def test_what_does_not_fit_into_memory_says_so(
     drafts = choices.draft_rows(row, EngineOptions())
     little = next(r for r in drafts if r.name == "little-F32.gguf")
     assert little.reason.startswith("does not fit: needs ")
+
+
+def test_a_draft_model_is_listed_as_what_runs_of_it(folder: Path) -> None:
+    """The copy of fewer words that was made by itself, or the whole one."""
+    target, options = folder / "large-F32.gguf", EngineOptions()
+    row = ChoiceRow(str(target), target.name, path=target)
+    whole = read_header(folder / "little-F32.gguf")
+    key = fewer_words._key(whole, options, "here")
+
+    def listed() -> str:
+        rows = choices.draft_rows(row, options, "here")
+        return next(one.size for one in rows if one.name == "little-F32.gguf")
+
+    assert listed() == size(whole.file_bytes)
+    verdicts.keep(fewer_words.SCHEMA, key, Tried(200, why_not="it saves too little"))
+    assert listed() == f"{size(whole.file_bytes)}, whole"
+    trimmed.place(whole).parent.mkdir(parents=True)
+    copy = trimmed.write(whole, trimmed.place(whole), trimmed.choose(whole, 200, {}))
+    verdicts.keep(fewer_words.SCHEMA, key, Tried(200, share=0.7))
+    assert listed() == f"{size(copy.file_bytes)}, copy of 200 words"
 
 
 async def test_paths_are_completed_and_checked(start: Any, folder: Path) -> None:

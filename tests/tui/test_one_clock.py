@@ -16,7 +16,7 @@ from specllama.cli.printer import Printer
 from specllama.events import Event, Finished, RoundDone, Started
 from specllama.figures import Figures
 from specllama.settings.params import GenerateParams
-from specllama.store.rounds import RoundLog, find_run, read_run
+from specllama.store.rounds import RoundLog, list_runs, read_run
 from specllama.tui.record import LAG, Record
 from specllama.tui.themes import DARK, UNICODE, ink_for
 from specllama.tui.widgets import walk
@@ -93,17 +93,17 @@ def agree(place: str, text: str, want: Shown, expected: dict[str, str]) -> None:
 TIME = r"([\d.]+) (ms|s)"
 
 
+def logged() -> Record:
+    """All turns of the last run as one record."""
+    record = Record("logged")
+    for turn in read_run(list_runs()[0]).turns:
+        record.take(turn)
+    return record
+
+
 def panel(record: Record, at: int = -1) -> str:
     sections = Drawing(UNICODE, INK, 60).all(record, StripState(), None, 0, at)
     return "\n".join(line.plain for one in sections for line in one.draw(INK, 60))
-
-
-def logged() -> Record:
-    """The replies of the newest log, as one record."""
-    record = Record("log")
-    for turn in read_run(find_run("last")).turns:
-        record.take(turn)
-    return record
 
 
 def parts(want: Shown) -> dict[str, str]:

@@ -79,7 +79,7 @@ async def test_what_a_server_decides_is_not_offered(start: Any, server: Serving)
     async with start(**over(server)) as d:
         assert "Models" not in d.shown
         assert "f6" not in d.shown
-        await d.press("f6", until=lambda: said(d, "specllama top shows its lanes"))
+        await d.press("f6", until=lambda: said(d, "specllama top"))
         await d.press("f8", until=lambda: isinstance(d.app.screen, SettingsScreen))
         assert not d.app.screen.query("#set-n_ctx")
         assert d.app.screen.query("#set-on_full")
@@ -125,6 +125,7 @@ async def test_the_bundled_pair_over_a_server(
     prompt = [Message("user", "Explain what rain is.")]
     with served(tmp_path_factory, recipe) as server:
         async with start(**over(server, params=params, size=(120, 36))) as d:
+            await asyncio.to_thread(server.chat, max_tokens=20)
             await d.send(prompt[0].content)
             await begun(d)
             d.app.chat.action_stop()
@@ -198,7 +199,7 @@ async def test_a_reply_of_another_engine_is_stored_with_its_name(start: Any) -> 
 async def test_every_size(
     name: str, start: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chat, and its figures (F12): of one that tells all, and of one that tells nothing. After
+    """A chat and its figures (F12): of one that tells all, and of one that tells nothing. After
     looking: ``pytest tests/tui --snapshot-update``."""
     ticks = itertools.count()
     monkeypatch.setattr(foreign, "perf_counter", lambda: next(ticks) * 0.05)

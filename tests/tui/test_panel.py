@@ -122,7 +122,7 @@ def test_nothing_is_wider_than_the_panel(width: int, tree: bool) -> None:
 def test_what_is_not_known_is_left_out() -> None:
     plain = drawn(record(Reply(LONG), speculate=False))
     assert "Kept by depth" not in plain
-    assert "draft " not in plain
+    assert "draft " not in plain.partition("Memory")[0]
     assert "Loss limit" not in plain
     assert "–" not in plain
     assert "3.2 GB left" in drawn(record(Reply(LONG)), free=3 << 30)
@@ -257,3 +257,12 @@ async def test_the_progress_of_a_prompt_says_how_long_it_takes(start: Any) -> No
         assert strip._prefill(70).plain.endswith(f"{words}, about 12 s left")
         strip.state.prefill = PrefillProgress(1, 9, 0)
         assert strip._prefill(80).plain.endswith(" reading the prompt: 1 of 9 tokens")
+
+
+@pytest.mark.parametrize(("words", "said"), [(None, "whole"), (32768, "of 32,768 words")])
+def test_the_memory_names_the_draft_model_that_runs(words: int | None, said: str) -> None:
+    info = engine_info()
+    draft = dataclasses.replace(info.target, file_bytes=398_000_000, draft_tokens=words)
+    info = dataclasses.replace(info, draft=draft)
+    *_, section = Drawing(UNICODE, INK, 42).room(None, info, 0)
+    assert text([section]).startswith(f"Memory  398 MB draft  {said}")

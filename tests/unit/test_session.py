@@ -13,8 +13,6 @@ from specllama.interface import Message
 from specllama.paths import sessions_file
 from specllama.session import Session
 from specllama.settings.params import GenerateParams
-from specllama.store.codec import params_to_dict
-from specllama.store.message_tree import StoredMessage
 from specllama.store.rounds import list_runs, read_run
 from specllama.store.sessions import SessionStore
 
@@ -532,14 +530,6 @@ def test_a_card_is_taken_again_where_it_was_chosen_again(store: SessionStore) ->
     other.load(session.id or "")
     sampling = other.params.on_card({"temperature": 0.6, "min_p": 0.0}).sampling
     assert (sampling.temperature, sampling.min_p) == (0.6, 0.2)
-
-
-def test_settings_of_an_earlier_version_count_as_set(store: SessionStore) -> None:
-    old = store.create(settings={"params": params_to_dict(GenerateParams(draft_max=4))})
-    store.put(old, 0, StoredMessage("user", "Hello"))
-    session = Session(ScriptedEngine([]), store, params=GenerateParams(seed=3))
-    session.load(old)
-    assert session.params == GenerateParams(seed=3, draft_max=4)
 
 
 def test_store_trouble_shows_once_in_the_stream() -> None:

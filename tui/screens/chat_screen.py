@@ -274,8 +274,8 @@ class ChatScreen(ActingScreen):
         """True if a key has room in the footer, and something to do."""
         if action != "listed":
             return True
-        idle = self.loader.server and parameters[0] == "show('models')"
-        return not idle and self.app.size.width >= int(str(parameters[1]))
+        own = parameters[0] != "show('models')" or not self.loader.server
+        return own and self.app.size.width >= int(str(parameters[1]))
 
     async def action_cycle_view(self) -> None:
         views = list(VIEWS)
@@ -326,6 +326,8 @@ class ChatScreen(ActingScreen):
             self.strip.guesses = advice.guesses(info)
             self.strip.layout = f"--repack {'off' if info.target.repacked else 'on'}"
             self.strip.notice = ""
+            for welcome in self.query(Welcome):
+                welcome.redraw()
         self.refresh_top()
         for view in self.transcript.messages:
             if isinstance(view, AssistantMessage) and view.speaker == UNNAMED:

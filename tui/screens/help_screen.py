@@ -117,8 +117,7 @@ class HelpScreen(Page):
 
     def _of_chat(self, width: int) -> list[tuple[str, str]]:
         """List nine keys, and a command for everything."""
-        elsewhere = ["demo", *["models"] * self._server]  # the welcome has the former
-        listed = [one for one in ACTIONS if one.slash not in elsewhere]
+        listed = [one for one in ACTIONS if one.slash != "models" or not self._server]
         keys = [
             (self._changed.get(one.id, one.keys).replace(",", " "), one.help)
             for one in (*(one for one in listed if one.footer is not None), PALETTE)

@@ -236,7 +236,7 @@ class ModelsScreen(Page):
         try:
             if column is self.targets:
                 return choices.judged_target(row, self.options, self.machine)
-            return choices.judged_draft(target, row, self.options)
+            return choices.judged_draft(target, row, self.options, self.here)
         except SpecllamaError as error:
             return replace(row, refused=True, fits=False, reason=error.message)
 
@@ -250,7 +250,7 @@ class ModelsScreen(Page):
     @work(thread=True, exclusive=True, exit_on_error=False, group="compare")
     def _compare(self, target: ChoiceRow) -> None:
         try:
-            rows = choices.draft_rows(target, self.options)
+            rows = choices.draft_rows(target, self.options, self.here)
         except SpecllamaError:
             rows = [choices.none_row()]
         self._on_screen(self._drafts_found, target, rows)

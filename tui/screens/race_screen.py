@@ -78,14 +78,13 @@ class RaceScreen(Page):
         params: GenerateParams,
         prompt: Prompt | None,
         *,
-        log: bool = True,
         tab: str = "race",
         busy: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
         self.board, self.info, self.params = board, info, params
         self.setup = RaceSetup(params, prompt)
-        self.racing = Racing(engine, self.post_message, log=log)
+        self.racing = Racing(engine, self.post_message)
         self.tab, self.busy = tab, busy
         self._raced: str = ""
         self._goal = 0  # laps of the race that is run

@@ -25,7 +25,7 @@ from specllama.tui.loader import EngineLoader
 from specllama.tui.record import Record
 from specllama.tui.widgets.drafted import DraftedView
 from specllama.tui.widgets.inked import Inked
-from specllama.tui.widgets.welcome import Welcome, keys, legend
+from specllama.tui.widgets.welcome import SHORT, Welcome, first_real, keys, legend
 from specllama.verdict import lead
 
 PLAY_S = 10.0  # at most
@@ -124,7 +124,10 @@ class FirstLook(Inked, Vertical):
         )
 
     def _told(self) -> Content:
-        return Content.assemble(*keys(self, *TOLD), *legend(self)).rstrip()
+        lines = list(TOLD)
+        if self._loader.bundled and self.app.size.height >= SHORT:
+            lines.append(("Ctrl+L", f"gets a real model: {first_real()}"))
+        return Content.assemble(*keys(self, *lines), *legend(self)).rstrip()
 
     async def _tick(self) -> None:
         await self.play(self.seconds + self.pace / FRAMES)

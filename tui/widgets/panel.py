@@ -159,11 +159,15 @@ class Drawing:
             yield Section("Context", "", [bar])
         if info is None or not info.target.path:  # nobody knows the memory of another engine
             return
-        models = [info.target, *([info.draft] if info.draft is not None else [])]
+        draft = info.draft
+        models = [info.target, *([draft] if draft is not None else [])]
         files, cache = sum(m.file_bytes for m in models), sum(m.kv_bytes for m in models)
         words = [f"{size(files)} weights", f"{size(cache)} cache"]
         if free and info.device == "CPU":
             words.append(f"{size(free)} left")
+        if draft is not None:
+            some = f"of {draft.draft_tokens:,} words" if draft.draft_tokens else "whole"
+            words[:0] = [f"{size(draft.file_bytes)} draft", some]
         lines = flow([(one, ink.muted) for one in words], self.width - NAME)
         yield Section(
             "Memory", "", [lines[0], *(Content.assemble(" " * NAME, x) for x in lines[1:])]

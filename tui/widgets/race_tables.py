@@ -61,7 +61,7 @@ class MethodList(Inked, OptionList):
 
     HELP = """
     A method proposes tokens; the target decides, so all of them give the same text. What is not
-    available says why. Figures are those of races since the pair was loaded.
+    available says why. Figures are those of the races of today.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select", "Use", id="methods.use")]
@@ -110,13 +110,9 @@ class MethodList(Inked, OptionList):
         lines = wrap(sanitize_line(method.description), width)
         parts.append(("\n  " + "\n  ".join(lines), ink.muted))
         if method.available:
-            parts.append(self._achieved(method.name, width))
+            words, answer = self.raced.get(method.name, ("not measured here yet: R races it", ""))
+            parts.append(("\n  " + "\n  ".join(wrap(words, width)), ink.verdict(answer)))
         return Content.assemble(*parts, "\n")
-
-    def _achieved(self, method: str, width: int) -> tuple[str, str]:
-        words, answer = self.raced.get(method, ("", ""))
-        lines = wrap(words or "not raced yet: R races it", width)
-        return "\n  " + "\n  ".join(lines), self.ink.verdict(answer)
 
 
 NAME = 9  # cells in front of a bar

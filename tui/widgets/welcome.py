@@ -9,9 +9,9 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
-from specllama.bench.scaled_pair import KINDS
+from specllama.models import catalog
 from specllama.models.refs import NO_DRAFT
-from specllama.text import sanitize_line, size
+from specllama.text import count, sanitize_line, size
 from specllama.tui.advice import guesses
 from specllama.tui.loader import EngineLoader, loading_words
 from specllama.tui.widgets.inked import Inked
@@ -169,6 +169,13 @@ DEMONSTRATION = (
 )
 
 
+def first_real() -> str:
+    """Return words for the real model that is offered first."""
+    pair = catalog.load()[catalog.FIRST]
+    name = f"{pair.family} {count(pair.target.params)}"
+    return f"{name}, {size(pair.bytes)}, {pair.licence}"
+
+
 class Welcome(Inked, Static):
     """The view of an empty conversation: a greeting, questions to ask and keys; with the bundled
     pair, a real one that would be fast here.
@@ -220,15 +227,13 @@ class Welcome(Inked, Static):
     def _of_the_bundled_pair(self, *, short: bool) -> list[Piece]:
         """Explain why it drafts in vain, where drafting pays, and what to get for real work."""
         ink, parts = self.ink, list[Piece]()
-        room = size(KINDS[0].bytes)
         if self.recorded is not None:
             played = f"Recorded: {self.recorded}. " if self.recorded else ""
             words = DEMONSTRATION_BRIEFLY if short else played + DEMONSTRATION
             parts.append((words, ""))
-        here = "here" if short else "on this machine"
         parts += [
-            ("/demo ", "bold $primary"),
-            (f"shows it pay {here}: {room} of disk, about a minute\n", ink.muted),
+            ("Ctrl+L ", "bold $primary"),
+            (f"gets {'' if short else 'a real model: '}{first_real()}\n", ink.muted),
         ]
         machine = self.loader.machine
         if (pair := machine.recommended()) is not None:

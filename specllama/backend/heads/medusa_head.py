@@ -1,4 +1,4 @@
-"""Medusa heads computed by ggml, on the weights as they are stored, on any of its devices.
+"""Medusa heads computed by ggml on the CPU, on the weights as they are stored.
 
 A head d (from 1) guesses the token d places behind the pending one, from the hidden state x that
 the pending token was drawn from: x <- x + SiLU(W x + b) for every residual block, then (optionally)
@@ -11,18 +11,16 @@ the text.
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from specllama.arrays import Rows
 from specllama.backend.base import Part
-from specllama.backend.devices import ggml, handles
+from specllama.backend.devices import ggml
 from specllama.backend.kernels import Kernels
-from specllama.backend.placement import CPU
+from specllama.backend.llama_pool import LoadedModel
 from specllama.errors import BadGguf, CannotLoad
 from specllama.models.gguf import GgufHeader
 from specllama.models.medusa_file import (
@@ -32,11 +30,6 @@ from specllama.models.medusa_file import (
     read_output_ids,
 )
 from specllama.models.tensors import read_bytes
-
-if TYPE_CHECKING:
-    from specllama.backend.llama_pool import LoadedModel
-
-logger = logging.getLogger("specllama.backend.heads.medusa_head")
 
 _F32 = 0
 # what is multiplied with float32 activations
@@ -63,7 +56,6 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "ggml_new_tensor_1d": ([_P, ctypes.c_int, ctypes.c_int64], _P),
     "ggml_new_tensor_2d": ([_P, ctypes.c_int, ctypes.c_int64, ctypes.c_int64], _P),
     "ggml_get_data": ([_P], _P),
-    "ggml_nbytes": ([_P], ctypes.c_size_t),
     "ggml_mul_mat": ([_P, _P, _P], _P),
     "ggml_add": ([_P, _P, _P], _P),
     "ggml_silu": ([_P, _P], _P),
@@ -71,35 +63,26 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "ggml_build_forward_expand": ([_P, _P], None),
     "ggml_graph_overhead_custom": ([ctypes.c_size_t, ctypes.c_bool], ctypes.c_size_t),
     "ggml_tensor_overhead": ([], ctypes.c_size_t),
-    "ggml_graph_n_nodes": ([_P], ctypes.c_int),
-    "ggml_graph_node": ([_P, ctypes.c_int], _P),
-    "ggml_backend_dev_init": ([_P, ctypes.c_char_p], _P),
-    "ggml_backend_dev_supports_op": ([_P, _P], ctypes.c_bool),
-    "ggml_backend_dev_backend_reg": ([_P], _P),
-    "ggml_backend_reg_get_proc_address": ([_P, ctypes.c_char_p], _P),
+    "ggml_backend_cpu_init": ([], _P),
+    "ggml_backend_cpu_set_n_threads": ([_P, ctypes.c_int], None),
+    "ggml_backend_get_default_buffer_type": ([_P], _P),
     "ggml_backend_alloc_ctx_tensors": ([_P, _P], _P),
-    "ggml_backend_alloc_buffer": ([_P, ctypes.c_size_t], _P),
-    "ggml_backend_get_alignment": ([_P], ctypes.c_size_t),
-    "ggml_backend_buffer_get_base": ([_P], _P),
-    "ggml_backend_tensor_alloc": ([_P, _P, _P], ctypes.c_int),
-    "ggml_backend_buffer_is_host": ([_P], ctypes.c_bool),
     "ggml_backend_buffer_free": ([_P], None),
-    "ggml_backend_tensor_set": ([_P, _P, ctypes.c_size_t, ctypes.c_size_t], None),
-    "ggml_backend_tensor_get": ([_P, _P, ctypes.c_size_t, ctypes.c_size_t], None),
     "ggml_backend_graph_compute": ([_P, _P], ctypes.c_int),
     "ggml_backend_free": ([_P], None),
+    "ggml_gallocr_new": ([_P], _P),
+    "ggml_gallocr_reserve": ([_P, _P], ctypes.c_bool),
+    "ggml_gallocr_alloc_graph": ([_P, _P], ctypes.c_bool),
+    "ggml_gallocr_free": ([_P], None),
 }
 
 
 class _Graph(NamedTuple):
-    """A head for some states: its tensors in the order of their arithmetic.
-
-    The first one holds the states, the last one the logits, which are read in ``rows``.
-    """
+    """A head for some states: its arithmetic, the tensor that holds the states, and the logits."""
 
     graph: int
-    tensors: list[int]
-    rows: Rows
+    states: int
+    out: int
 
 
 class GgmlHeads:
@@ -107,22 +90,15 @@ class GgmlHeads:
 
     Args:
         header, facts: of a head file that was checked against ``target``.
-        threads: most threads for one head on the CPU; small heads take one.
-        device: where they run, by ggml's name.
+        threads: most threads for one head; small heads take one.
 
     Raises:
-        CannotLoad: ggml cannot be called here, the device does not compute them, or there is no
-            memory.
+        CannotLoad: ggml cannot be called here, or there is no memory.
         BadGguf: the file changed since it was checked.
     """
 
     def __init__(
-        self,
-        header: GgufHeader,
-        facts: MedusaFacts,
-        target: GgufHeader,
-        threads: int,
-        device: str = CPU,
+        self, header: GgufHeader, facts: MedusaFacts, target: GgufHeader, threads: int
     ) -> None:
         self._g = g = {
             name: ggml(name, gives, *takes) for name, (takes, gives) in _FUNCTIONS.items()
@@ -138,7 +114,7 @@ class GgmlHeads:
             if kind not in (MATRICES if of.by_name[name].is_matrix else ("F32",)):
                 raise CannotLoad(f"{of.path.name}: {name} is stored as {kind}")
         try:
-            self._open(device)
+            self._backend = g["ggml_backend_cpu_init"]()
             self._nodes = 8 * facts.blocks + 8  # of a graph, more than it has
             graphs = facts.heads * STATES
             size = graphs * int(g["ggml_graph_overhead_custom"](self._nodes, False))
@@ -152,22 +128,23 @@ class GgmlHeads:
                 self._tensors[name if of is header else "target"] = tensor
                 contents.append((tensor, data))
             self._buffer = g["ggml_backend_alloc_ctx_tensors"](self._ctx, self._backend)
+            buffers = g["ggml_backend_get_default_buffer_type"](self._backend)
+            self._values = g["ggml_gallocr_new"](buffers)
             built = [self._build(h, n) for h in range(facts.heads) for n in range(1, STATES + 1)]
-            self._values = self._place([tensors for _, tensors in built])
-            if not self._buffer or not self._values:
-                raise CannotLoad(f"no memory for {header.path.name} on {device}")
+            # their results share memory, as one graph runs at a time
+            there = [g["ggml_gallocr_reserve"](self._values, one.graph) for one in built]
+            there += [g["ggml_gallocr_alloc_graph"](self._values, one.graph) for one in built]
+            if not self._buffer or not all(there):
+                raise CannotLoad(f"no memory for {header.path.name}")
             for tensor, data in contents:
-                g["ggml_backend_tensor_set"](tensor, data.ctypes.data, 0, data.nbytes)
+                ctypes.memmove(g["ggml_get_data"](tensor), data.ctypes.data, data.nbytes)
         except BaseException:
             self.close()
             raise
-        self._is_host = bool(g["ggml_backend_buffer_is_host"](self._values))
-        self._graphs = [
-            _Graph(graph, tensors, self._rows(tensors[-1], i % STATES + 1))
-            for i, (graph, tensors) in enumerate(built)
-        ]
+        self._graphs = [(one, self._rows(one.out, i % STATES + 1)) for i, one in enumerate(built)]
         weights = sum(data.nbytes for _, data in contents)
-        self._set_threads(threads if weights / facts.heads > _ALONE else 1)
+        n = threads if weights / facts.heads > _ALONE else 1
+        g["ggml_backend_cpu_set_n_threads"](self._backend, n)
 
     def __len__(self) -> int:
         return self._facts.heads
@@ -177,12 +154,10 @@ class GgmlHeads:
         [..., width]; a view until the next call."""
         x = np.ascontiguousarray(hidden, np.float32)
         n = x.size // self._facts.width
-        g, (graph, tensors, rows) = self._g, self._graphs[(depth - 1) * STATES + n - 1]
-        g["ggml_backend_tensor_set"](tensors[0], x.ctypes.data, 0, x.nbytes)
-        if g["ggml_backend_graph_compute"](self._backend, graph) != 0:
+        g, (one, rows) = self._g, self._graphs[(depth - 1) * STATES + n - 1]
+        ctypes.memmove(g["ggml_get_data"](one.states), x.ctypes.data, x.nbytes)
+        if g["ggml_backend_graph_compute"](self._backend, one.graph) != 0:
             rows[:] = np.nan
-        elif not self._is_host:
-            g["ggml_backend_tensor_get"](tensors[-1], rows.ctypes.data, 0, rows.nbytes)
         if self._ids is not None:
             said, rows = rows, np.full((n, self._facts.vocab), -np.inf, np.float32)
             rows[:, self._ids] = said
@@ -191,7 +166,7 @@ class GgmlHeads:
     def close(self) -> None:
         """Free the weights; nothing may be computed afterwards."""
         for name, held in (
-            ("ggml_backend_buffer_free", self._values),
+            ("ggml_gallocr_free", self._values),
             ("ggml_backend_buffer_free", self._buffer),
             ("ggml_free", self._ctx),
             ("ggml_backend_free", self._backend),
@@ -202,43 +177,10 @@ class GgmlHeads:
 
     # -- building --
 
-    def _open(self, device: str) -> None:
-        self._device = handles().get(device)
-        if self._device:
-            self._backend = self._g["ggml_backend_dev_init"](self._device, None)
-        if not self._backend:
-            raise CannotLoad(f"there is no device {device}")
-
-    def _set_threads(self, n: int) -> None:
-        """Set the threads of a backend that has some."""
-        registry = self._g["ggml_backend_dev_backend_reg"](self._device)
-        found = self._g["ggml_backend_reg_get_proc_address"](
-            registry, b"ggml_backend_set_n_threads"
-        )
-        if found:
-            ctypes.CFUNCTYPE(None, _P, ctypes.c_int)(found)(self._backend, n)
-
-    def _place(self, graphs: Sequence[Sequence[int]]) -> Any:
-        """Allocate memory for the graphs' results, shared by all: one graph runs at a time."""
-        g = self._g
-        align = int(g["ggml_backend_get_alignment"](self._backend))
-        sizes = [[-(-g["ggml_nbytes"](t) // align) * align for t in tensors] for tensors in graphs]
-        values = g["ggml_backend_alloc_buffer"](self._backend, max(map(sum, sizes)))
-        if not values:
-            return None
-        base = int(g["ggml_backend_buffer_get_base"](values))
-        for tensors, own in zip(graphs, sizes, strict=True):
-            for tensor, at in zip(tensors, accumulate(own, initial=base), strict=False):
-                g["ggml_backend_tensor_alloc"](values, tensor, at)
-        return values
-
     def _rows(self, out: int, n: int) -> Rows:
-        """Return the array for a head's logits: the tensor's own memory if that is in RAM."""
-        shape = (n, self._facts.rows)
-        if not self._is_host:
-            return np.empty(shape, np.float32)
-        data = self._g["ggml_get_data"](out)
-        return np.ctypeslib.as_array(ctypes.cast(data, ctypes.POINTER(ctypes.c_float)), shape)
+        """View a head's logits in their tensor's memory."""
+        data = ctypes.cast(self._g["ggml_get_data"](out), ctypes.POINTER(ctypes.c_float))
+        return np.ctypeslib.as_array(data, (n, self._facts.rows))
 
     def _tensor(self, header: GgufHeader, name: str, rows: Any) -> tuple[int, Any]:
         """Create a tensor for one of the file, or for some of its rows; return it and the data."""
@@ -247,12 +189,12 @@ class GgmlHeads:
         if len(info.shape) == 1:
             return int(self._g["ggml_new_tensor_1d"](self._ctx, info.type_id, info.shape[0])), data
         data = data.reshape(info.shape[1], -1)
-        data = data if rows is None else np.ascontiguousarray(data[rows])
+        data = np.ascontiguousarray(data if rows is None else data[rows])
         new = self._g["ggml_new_tensor_2d"]
         return int(new(self._ctx, info.type_id, info.shape[0], len(data))), data
 
-    def _build(self, h: int, n: int) -> tuple[int, list[int]]:
-        """Build the graph of a head on ``n`` states, and its tensors: see ``_Graph``."""
+    def _build(self, h: int, n: int) -> _Graph:
+        """Build the graph of a head on ``n`` states."""
         g, ctx, tensors = self._g, self._ctx, self._tensors
         states = x = g["ggml_new_tensor_2d"](ctx, _F32, self._facts.width, n)
         for b in range(self._facts.blocks):
@@ -266,29 +208,18 @@ class GgmlHeads:
         if output is None:
             raise BadGguf("a head without an output matrix")
         graph = g["ggml_new_graph_custom"](ctx, self._nodes, False)
-        g["ggml_build_forward_expand"](graph, g["ggml_mul_mat"](ctx, output, x))
-        nodes = [g["ggml_graph_node"](graph, i) for i in range(g["ggml_graph_n_nodes"](graph))]
-        if not all(g["ggml_backend_dev_supports_op"](self._device, node) for node in nodes):
-            raise CannotLoad("the device does not compute a head's matrices as they are stored")
-        return graph, [states, *nodes]
+        out = g["ggml_mul_mat"](ctx, output, x)
+        g["ggml_build_forward_expand"](graph, out)
+        return _Graph(graph, states, out)
 
 
 def open_medusa(header: GgufHeader, target: LoadedModel, facts: MedusaFacts) -> MedusaPool:
-    """Open the heads of a file on the device of the target's last layer; on the CPU if that device
-    does not take them.
+    """Open the heads of a file.
 
     Raises:
         BadGguf: damaged.
         CannotLoad: in types that ggml does not compute with here, or there is no memory.
     """
-    device = target.model.last_device
-    if device != CPU:
-        try:
-            return MedusaPool(GgmlHeads(header, facts, target.header, target.threads, device))
-        except BadGguf:
-            raise
-        except CannotLoad as error:
-            logger.info("%s; Medusa heads do not run on %s", error, device)
     return MedusaPool(GgmlHeads(header, facts, target.header, target.threads))
 
 

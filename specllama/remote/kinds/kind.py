@@ -34,14 +34,12 @@ class Found:
     Attributes:
         flags: how it was started, as far as it reports that.
         speculates: whether it drafts, None where it does not report it.
-        paths: where it is asked for chats and for texts, where that depends on its version.
     """
 
     version: str = ""
     flags: str = ""
     models: tuple[Served, ...] = ()
     speculates: bool | None = None
-    paths: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,6 @@ class Question:
     text: str = ""
     stream: bool = True
     speculate: bool | None = None
-    draft_model: str = ""
 
     @property
     def continues(self) -> bool:
@@ -82,7 +79,6 @@ class Heard:
     draft: Drafted | None = None
     logprobs: list[Likely] = field(default_factory=list)
     fingerprint: str = ""
-    calls: dict[int, list[str]] = field(default_factory=dict)  # name, arguments
     first_s: float | None = None
     seconds: float = 0.0
 
@@ -111,7 +107,7 @@ class Kind:
             where a caller sets no limit and it would end a reply early; None leaves it out.
         continues: body fields for going on with a reply; None where it cannot.
         switches: whether a request can turn its speculation on and off.
-        draft_field: the body field that names a draft model. off: body fields for no speculation.
+        off: body fields for no speculation.
         pieces: a stream that drafts counts its pieces as tokens, so its count is not taken.
         counters: what it counts for all clients, where it reports that.
         figures_hint: how a server is started that reports its counters.
@@ -133,7 +129,6 @@ class Kind:
     longest: int | None = None
     continues: Mapping[str, Any] | None = None
     switches: bool = False
-    draft_field: str = ""
     off: Mapping[str, Any] = field(default_factory=dict)
     pieces: bool = False
     counters: Callable[[Look], Counters | None] | None = None

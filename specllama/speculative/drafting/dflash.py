@@ -38,11 +38,9 @@ class Markov(Protocol):
 
     def bias(self, ids: IntArray, behind: int) -> Row:
         """Return the bias that a token adds to the logits of ``ids`` [n] in the place after it."""
-        ...
 
     def trust(self, behind: int) -> float:
         """Return the value that it adds to the log odds that the guess for that place is right."""
-        ...
 
 
 @dataclass

@@ -16,7 +16,6 @@ from statistics import median_low
 from specllama.speculative.policy.constants import (
     CELLS,
     GAIN,
-    MEMORY,
     OUTLIER,
     SETTLE,
     SINGLES,
@@ -46,9 +45,7 @@ class CostTable:
 
     def __post_init__(self) -> None:
         self._flat: list[float] = []  # ratios by rows
-        self._wider: dict[int, int] | None = None  # see ``_padded``
         self._expected: set[int] = set()  # cells whose ratios are known, not their times
-        self._turns = 0  # passes of several rows
         self._early: dict[int, list[float]] = {}  # first samples, by cell
         # a restored table keeps adapting: old counts weigh little
         self.counts = {cell: min(n, _first(cell)) for cell, n in self.counts.items()}
@@ -102,40 +99,12 @@ class CostTable:
         ratio = self.ratios[below] + max(rows - below, 0)
         return (self.level or 0.0) * ratio + self.deep_ms * rows * depth
 
-    def upto(self, rows: int, depth: int = 0, widest: int = 0) -> list[float]:
-        """Return ``[0, ms(1), ..., ms(rows)]``, indexed by row count; ``widest``: see
-        ``cheapest``."""
+    def upto(self, rows: int, depth: int = 0) -> list[float]:
+        """Return ``[0, ms(1), ..., ms(rows)]``, indexed by row count."""
         if len(self._flat) <= rows:
             self._flat = [0.0, *(self.ratio(n) for n in range(1, rows + 1))]
         one, deep = self.level or 0.0, self.deep_ms * depth
-        whole = [one * r + deep * n for n, r in enumerate(self._flat[: rows + 1])]
-        for n in self._padded() if widest else ():
-            if n <= rows:
-                whole[n] = self.ms(self.cheapest(n, depth, widest), depth)
-        return whole
-
-    def cheapest(self, rows: int, depth: int, widest: int) -> int:
-        """Return the rows of the cheapest pass that has room for ``rows``.
-
-        One in ``MEMORY`` is as wide as it is asked for, so that no wrong measurement stays.
-
-        Args:
-            widest: rows that it may have; 0: always ``rows``.
-        """
-        wide = self._padded().get(rows, rows)
-        if not rows < wide <= widest or self._turns % MEMORY == MEMORY - 1:
-            return rows
-        return wide if self.ms(wide, depth) < (1.0 - GAIN) * self.ms(rows, depth) else rows
-
-    def _padded(self) -> dict[int, int]:
-        """Return the widths of passes, of those timed often enough, that a wider one costs clearly
-        less than; and which does."""
-        if self._wider is None:
-            known = [n for n in sorted(self.ratios) if n > 1 and self.known(n)]
-            best = {n: min(known[i:], key=self.ratios.__getitem__) for i, n in enumerate(known)}
-            less = {n: (1.0 - GAIN) * self.ratios[n] for n in known}
-            self._wider = {n: m for n, m in best.items() if self.ratios[m] < less[n]}
-        return self._wider
+        return [one * r + deep * n for n, r in enumerate(self._flat[: rows + 1])]
 
     def within(self, rows: int, ms: float, depth: int = 0) -> int:
         """Return the most of ``rows`` rows that are surely read in ``ms``."""
@@ -173,12 +142,7 @@ class CostTable:
             self.level = flat
         elif self.level:  # one by one is never dearer
             self.ratios[cell] = min(flat / self.level, rows) * cell / rows
-        self._moved()
-
-    def _moved(self) -> None:
-        """Forget what follows from ratios that have changed."""
         self._flat.clear()
-        self._wider = None
 
     def expect(self, ratios: Mapping[int, float]) -> None:
         """Take over the costs of passes, in single ones, that were measured elsewhere than in this
@@ -188,13 +152,12 @@ class CostTable:
             self.ratios |= new
             self.counts |= {n: _first(n) for n in new}
             self._expected |= set(new)
-            self._moved()
+            self._flat.clear()
 
     def observe(self, rows: int, ms: float, depth: int = 0) -> None:
         """Learn that one pass of ``rows`` rows took ``ms``."""
         if ms <= 0.0 or rows <= 0:
             return
-        self._turns += rows > 1
         cell = _cell(rows)
         seen = self.counts[cell] = self.counts.get(cell, 0) + 1
         if seen <= _first(cell):
@@ -209,7 +172,7 @@ class CostTable:
                 self._correct(self.level, expected * surprise, depth / 1000.0)
             else:
                 self.ratios[cell] *= 1.0 + max(GAIN / SETTLE, 1 / seen) * surprise
-            self._moved()
+            self._flat.clear()
 
     def _correct(self, known: float, error: float, depth: float) -> None:
         """Divide the excess of a single pass over its forecast between the level and the depth: a

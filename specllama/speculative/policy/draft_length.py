@@ -64,7 +64,6 @@ class Weighing(DraftJudge):
         booking: who drafts.
         most: guesses at most.
         peek: decisions may look at drawn tokens.
-        widest: see ``CostTable.cheapest``.
         clock: seconds.
 
     Attributes:
@@ -83,12 +82,11 @@ class Weighing(DraftJudge):
         most: int,
         *,
         peek: bool,
-        widest: int,
         clock: Callable[[], float],
     ) -> None:
         self._text, self._ledger, self._booking = text, ledger, booking
         self._target, self._draft = target, draft = costs.target, costs.steps(booking)
-        self._most, self._peek, self._widest, self._clock = most, peek, widest, clock
+        self._most, self._peek, self._clock = most, peek, clock
         assert target.level is not None
         draft.guess(target.level * costs.draft_share)
         all_ = 1 + text.others
@@ -121,15 +119,14 @@ class Weighing(DraftJudge):
 
     def _passes(self, rows: int) -> list[float]:
         """Return the milliseconds of passes of 0, 1, ... rows."""
-        return self._target.upto(rows, self._text.depth, self._widest)
+        return self._target.upto(rows, self._text.depth)
 
     def _fits(self, guesses: int, further: float = 0.0) -> bool:
         """True if N guesses, and ``further`` ms for them, risk no more than the stake."""
         if guesses > self._most:
             return False
-        depth, asked = self._text.depth, guesses + 1 + self._text.others
-        rows = self._target.cheapest(asked, depth, self._widest)
-        worst = self._target.most(rows, depth) - self.one
+        rows = guesses + 1 + self._text.others
+        worst = self._target.most(rows, self._text.depth) - self.one
         return self._spent + further + worst <= self._stake
 
     # -- what a further guess gains --

@@ -41,7 +41,6 @@ class Policy(Window):
         peek: decisions may look at drawn tokens (rule ``match``, or greedy).
         tokens: most that the reply may have, None where the context alone ends it.
         steps: the plain steps of the engine.
-        widest: pass that a narrower one is padded to where that costs less; 0: none is.
         clock: seconds; injected in tests.
         on_finish: called when the reply is over (to keep what was learnt).
     """
@@ -56,7 +55,6 @@ class Policy(Window):
         peek: bool = True,
         tokens: int | None = None,
         steps: PlainSteps | None = None,
-        widest: int = 0,
         clock: Callable[[], float] = perf_counter,
         on_finish: Callable[[], object] = lambda: None,
     ) -> None:
@@ -65,9 +63,7 @@ class Policy(Window):
         self._text = Text(learned, math.inf if tokens is None else float(tokens))
         for source in learned.sources.values():
             source.forget_looks()
-        self._widest = widest
-        weigh = partial(Weighing, self._text, costs, ledger)
-        self._weigh = partial(weigh, peek=peek, widest=widest, clock=clock)
+        self._weigh = partial(Weighing, self._text, costs, ledger, peek=peek, clock=clock)
         self._booking = Booking()
         self._weighing: Weighing | None = None  # of the round that is under way
 
@@ -124,8 +120,7 @@ class Policy(Window):
         weighing, n, emitted = self._weighing, len(done.drafted), len(done.emitted)
         draft_ms, verify = done.draft_ms, verify_ms
         # until a plain step was timed, a shared pass stands for one
-        asked = shared.tokens if shared and target.known(1) else n + 1
-        rows = target.cheapest(asked, depth, self._widest)
+        rows = shared.tokens if shared and target.known(1) else n + 1
         expected, most = target.ms(rows, depth), target.most(rows, depth)
         if not shared or shared.first:
             target.observe(rows, verify, depth)

@@ -26,12 +26,10 @@ from typing import Any
 
 from gpu_parts import Part
 from gpu_report import to_markdown
+from peer_server import LlamaServer  # which ``gpu_parts`` makes findable
 
 from specllama.errors import EngineError
 from specllama.paths import replace_file
-
-sys.path.append(str(Path(__file__).parents[1]))
-from peer_server import LlamaServer  # of the laboratory, which lies above
 
 SCHEMA = "specllama.gpu-check.v1"
 NAME = "gpu-check"
@@ -122,7 +120,9 @@ class Check:
         begin = time.monotonic()
         for file, argv in part.pair.makers:
             if not Path(file).exists():
-                done = self.run(specllama(argv), seconds - (time.monotonic() - begin))
+                script = (sys.executable, "-P", *argv)
+                command = script if argv[0].endswith(".py") else specllama(argv)
+                done = self.run(command, seconds - (time.monotonic() - begin))
                 if done.status != 0:
                     return self._found(part, done, making=argv)
         argv = (part.tool, *part.argv) if part.tool else specllama(part.argv)

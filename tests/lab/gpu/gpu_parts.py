@@ -6,6 +6,7 @@ all others, as long as there is time.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,11 +15,16 @@ from specllama.bench.prompts import load_prompts
 from specllama.models.library import BUNDLED
 from specllama.paths import bundled_dir
 
+sys.path.append(str(Path(__file__).parents[1]))
+from peer_server import server_command  # of the laboratory, which lies above
+
+SCALE = Path(__file__).parents[3] / "models" / "recipe" / "scale.py"
 SIZES = {"300m": "20m", "1b": "60m", "3b": "180m", "7b": "400m"}  # of a target: of its draft
 KINDS = ("q4_k_m", "q8_0")
 LENGTHS = (2, 4, 8)
 DRAFTING = ("--spec-type", "draft-simple", "--spec-draft-n-max", "4")  # of llama-server
-CONTEXT = ("-c", "4096")
+N_CTX = 4096
+CONTEXT = ("-c", str(N_CTX))
 PROMPT = "Write a Python function that adds the numbers of a list, and explain it."
 READ = (512, 2048)
 CHARACTERS = 3  # of a token, about
@@ -32,7 +38,7 @@ class Pair:
     Attributes:
         name: as the report calls it.
         target, draft: the files; ``draft`` None is a pair without one.
-        makers: specllama commands that write them, each with the file that it leaves.
+        makers: specllama commands, or a script, that write them, each with the file that it leaves.
         folder: where the makers work; it is removed behind the last part of the pair.
     """
 
@@ -79,7 +85,7 @@ def scaled(folder: Path, size: str, kind: str) -> Pair:
     draft = str(place / f"{Path(str(tiny.draft)).stem}-scaled-{small}.gguf")
     made = str(place / f"{size}-{kind}.gguf")
     makers = (
-        (draft, ("bench", "scale", str(place), "--to", size, "--draft-to", small, "--json")),
+        (draft, (str(SCALE), str(place), "--to", size, "--draft-to", small)),
         (made, ("quantize", target, made, "--type", kind, "--requantize", "--json")),
     )
     return Pair(f"{size} {kind}", made, draft, makers, str(place))
@@ -156,10 +162,9 @@ def _server(pair: Pair, tools: dict[str, Path], devices: str | None) -> tuple[st
     layers = "0" if devices == "none" else "999"
     draft, chosen = ("-md", pair.draft or "", "-ngld", layers), ("-devd", devices or "")
     drafting = (*draft, *DRAFTING, *(chosen if devices else ())) if pair.draft else ()
-    return (
-        *(str(tools["llama-server"]), "-m", pair.target, *CONTEXT, "-np", "1", "--no-webui"),
-        *("-fa", "on", "-ngl", layers, *(("-dev", devices) if devices else ()), *drafting),
-    )
+    command = server_command(tools["llama-server"], pair.target, N_CTX)
+    where = ("-fa", "on", "-ngl", layers, *(("-dev", devices) if devices else ()))
+    return (*command, *where, *drafting)
 
 
 def _costs(

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from specllama.store import document as md
+from specllama.bench.report import table as table_of
 
 Found = Mapping[str, Any]
 Rows = list[list[str]]
@@ -30,7 +30,7 @@ def to_markdown(state: Mapping[str, Any]) -> str:
     ]
     for title, heads, rows in _TABLES:
         try:
-            table = md.table(heads, found).splitlines() if (found := rows(parts)) else []
+            table = table_of(heads, found).splitlines() if (found := rows(parts)) else []
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             # a command of another version may say other things: the check goes on
             table = [f"These answers are not understood ({error!r}); they stand in the JSON."]

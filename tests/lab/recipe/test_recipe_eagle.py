@@ -15,8 +15,8 @@ import torch.nn.functional as F  # noqa: E402
 from specllama.models.recipe import eagle, eagle_seed  # noqa: E402
 from specllama.models.recipe.eagle_head import EagleHead, Lesson, lesson  # noqa: E402
 from specllama.models.recipe.model import Tiny  # noqa: E402
+from specllama.models.recipe.scale import LlamaShape  # noqa: E402
 from specllama.models.recipe.train import Packer  # noqa: E402
-from specllama.models.scale import LlamaShape  # noqa: E402
 
 SMALL = LlamaShape(width=64, layers=5, hidden=64, heads=2, kv_heads=1, vocab=512, context=256)
 N = eagle.WINDOW + 32

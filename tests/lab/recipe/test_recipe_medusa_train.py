@@ -17,7 +17,7 @@ from medusa_numpy import load_heads as load_numpy  # noqa: E402
 from specllama.models.gguf import read_header  # noqa: E402
 from specllama.models.recipe import train_medusa as medusa  # noqa: E402
 from specllama.models.recipe.model import Tiny  # noqa: E402
-from specllama.models.scale import LlamaShape  # noqa: E402
+from specllama.models.recipe.scale import LlamaShape  # noqa: E402
 
 SMALL = LlamaShape(width=64, layers=1, hidden=64, heads=1, kv_heads=1, vocab=96, context=64)
 

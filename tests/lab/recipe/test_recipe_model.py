@@ -12,10 +12,10 @@ tokenizers = pytest.importorskip("tokenizers")
 
 from specllama.models.recipe.induction import seed_induction  # noqa: E402
 from specllama.models.recipe.model import Tiny, fake_q4_0, rotate  # noqa: E402
+from specllama.models.recipe.scale import LlamaShape  # noqa: E402
 from specllama.models.recipe.shape import DRAFT, TARGET  # noqa: E402
 from specllama.models.recipe.tokenizer import SPECIAL, load_tokenizer, train_tokenizer  # noqa: E402
 from specllama.models.recipe.train import Packer, encode  # noqa: E402
-from specllama.models.scale import LlamaShape  # noqa: E402
 
 SMALL = LlamaShape(width=128, layers=2, hidden=64, heads=2, kv_heads=1, vocab=512, context=256)
 

@@ -19,8 +19,8 @@ from requests_made import asked, finish
 
 from specllama.arrays import Rows
 from specllama.backend.base import Part
-from specllama.backend.heads.dflash_head import DflashPool, MarkovRows
 from specllama.backend.heads.head_pool import HeadLane
+from specllama.backend.heads.llama_heads import DflashPool, MarkovRows
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
 from specllama.engine.engine import Engine

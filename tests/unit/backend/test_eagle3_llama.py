@@ -17,8 +17,8 @@ from requests_made import asked, finish
 
 from specllama.arrays import HiddenNeed, Rows
 from specllama.backend import capture
-from specllama.backend.heads.eagle3_head import eagle_pool
 from specllama.backend.heads.head_pool import HeadLane, HeadPool
+from specllama.backend.heads.llama_heads import eagle_pool
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
 from specllama.engine.engine import Engine

@@ -8,7 +8,6 @@ import pytest
 from ggufs import write_llama
 from medusa_numpy import load_heads
 
-from specllama.backend.devices import handles
 from specllama.backend.heads.medusa_head import GgmlHeads
 from specllama.errors import CannotLoad
 from specllama.models.gguf import GgufHeader, read_header
@@ -60,8 +59,7 @@ def test_ggml_computes_what_numpy_does(
     write_llama(tmp_path / "target.gguf", width=WIDTH, quant="Q8_0")
     target = read_header(tmp_path / "target.gguf")
     header = write(tmp_path / "h.gguf", target, kind=kind, own=own, blocks=blocks, ids=ids)
-    for device in handles():  # the CPU, and what else this build of llama.cpp finds
-        compare(GgmlHeads(header, read_facts(header), target, threads, device), header, target)
+    compare(GgmlHeads(header, read_facts(header), target, threads), header, target)
 
 
 def compare(heads: GgmlHeads, header: GgufHeader, target: GgufHeader) -> None:
@@ -88,13 +86,6 @@ def compare(heads: GgmlHeads, header: GgufHeader, target: GgufHeader) -> None:
     finally:
         heads.close()
         heads.close()
-
-
-def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    target = read_header(write_llama(tmp_path / "target.gguf", width=WIDTH))
-    header = write(tmp_path / "h.gguf", target, kind="F32", own=True, blocks=1, ids=False)
-    with pytest.raises(CannotLoad, match="no device RPC7"):
-        GgmlHeads(header, read_facts(header), target, 1, "RPC7")
 
 
 def test_the_targets_matrix_may_be_of_types_that_numpy_does_not_read(tmp_path: Path) -> None:

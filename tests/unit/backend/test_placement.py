@@ -74,12 +74,14 @@ def test_states_of_several_conversations_take_half_of_what_one_leaves_free(
 
 
 def test_8b_on_8_gb(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert planned(monkeypatch, sketches.llama_8b(), None, [gpu(7.5)], 12).fitting().lines() == [
+    alone = planned(monkeypatch, sketches.llama_8b(), None, [gpu(7.5)], 12)
+    assert alone.require_fit().lines() == [
         "context: 8,192 of 131,072 tokens: more would push weights off the GPU, or take over half"
         " of the free RAM (-c N chooses)",
         "offload: target 33 of 33 layers: 33 on CUDA0 (5.6 GB)",
     ]
-    pair = planned(monkeypatch, sketches.llama_8b(), sketches.llama_1b(), [gpu(7.5)], 12).fitting()
+    pair = planned(monkeypatch, sketches.llama_8b(), sketches.llama_1b(), [gpu(7.5)], 12)
+    pair = pair.require_fit()
     assert pair.lines()[1:] == [
         "offload: target 31 of 33 layers: 31 on CUDA0 (5.2 GB)",
         "offload: draft 17 of 17 layers: 17 on CUDA0 (1.0 GB)",
@@ -88,7 +90,7 @@ def test_8b_on_8_gb(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_30b_a3b_on_12_gb_and_32_gb_of_ram(monkeypatch: pytest.MonkeyPatch) -> None:
     cards, draft = [gpu(11.6)], sketches.qwen_600m()
-    pair = planned(monkeypatch, sketches.qwen_30b_a3b(), draft, cards, 28).fitting()
+    pair = planned(monkeypatch, sketches.qwen_30b_a3b(), draft, cards, 28).require_fit()
     assert pair.plan is not None
     assert within(pair.plan)
     assert pair.lines()[1:] == [
@@ -101,7 +103,7 @@ def test_30b_a3b_on_12_gb_and_32_gb_of_ram(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_120b_on_24_gb_and_64_gb_of_ram(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = planned(monkeypatch, sketches.gpt_oss_120b(), None, [gpu(23.3)], 60).fitting()
+    pair = planned(monkeypatch, sketches.gpt_oss_120b(), None, [gpu(23.3)], 60).require_fit()
     assert pair.plan is not None
     assert within(pair.plan)
     assert pair.lines()[0].startswith("context: 16,384 of 131,072 tokens")
@@ -110,12 +112,12 @@ def test_120b_on_24_gb_and_64_gb_of_ram(monkeypatch: pytest.MonkeyPatch) -> None
         "offload: target experts of the first 25 of 36 layers in RAM (42.3 GB)",
     ]
     with pytest.raises(DoesNotFit):
-        planned(monkeypatch, sketches.gpt_oss_120b(), None, [gpu(23.3)], 30).fitting()
+        planned(monkeypatch, sketches.gpt_oss_120b(), None, [gpu(23.3)], 30).require_fit()
 
 
 def test_70b_on_two_cards_of_unequal_size(monkeypatch: pytest.MonkeyPatch) -> None:
     cards = [gpu(23.3), gpu(11.6, "CUDA1")]
-    pair = planned(monkeypatch, sketches.llama_70b(), sketches.llama_1b(), cards, 60).fitting()
+    pair = planned(monkeypatch, sketches.llama_70b(), sketches.llama_1b(), cards, 60).require_fit()
     assert pair.plan is not None
     assert within(pair.plan)
     assert pair.lines()[1:] == [
@@ -126,7 +128,7 @@ def test_70b_on_two_cards_of_unequal_size(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_mac_of_36_gb(monkeypatch: pytest.MonkeyPatch) -> None:
     cards = [gpu(27, "MTL0", "MTL")]
-    pair = planned(monkeypatch, sketches.qwen_32b(), sketches.qwen_600m(), cards, 28).fitting()
+    pair = planned(monkeypatch, sketches.qwen_32b(), sketches.qwen_600m(), cards, 28).require_fit()
     assert pair.lines() == [
         "context: 8,192 of 40,960 tokens: more would push weights off the GPU, or take over half of"
         " the free RAM (-c N chooses)",
@@ -136,7 +138,7 @@ def test_a_mac_of_36_gb(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_gpu_the_context_leaves_half_of_the_ram(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = planned(monkeypatch, sketches.llama_8b(), sketches.llama_1b(), [], 12).fitting()
+    pair = planned(monkeypatch, sketches.llama_8b(), sketches.llama_1b(), [], 12).require_fit()
     assert pair.plan is None
     assert pair.lines() == [
         "context: 16,384 of 131,072 tokens: more would take over half of the memory that the"
@@ -160,7 +162,7 @@ def test_no_context_is_suggested_beyond_what_a_model_was_trained_for(
     monkeypatch: pytest.MonkeyPatch, asked: int, ram: int, hint: str
 ) -> None:
     with pytest.raises(DoesNotFit) as caught:
-        planned(monkeypatch, sketches.llama_8b(), None, [], ram, n_ctx=asked).fitting()
+        planned(monkeypatch, sketches.llama_8b(), None, [], ram, n_ctx=asked).require_fit()
     assert caught.value.hint == hint
 
 
@@ -238,7 +240,7 @@ def test_windows_alone_are_kept_where_the_whole_cache_does_not_fit(
     none = planned(monkeypatch, header, None, [], 0.01 * whole / GB, **options)
     assert (none.options.swa_full, none.fits) == (True, False)
     with pytest.raises(DoesNotFit):
-        none.fitting()
+        none.require_fit()
 
 
 # ------------------------------------------------------------------ devices

@@ -17,12 +17,10 @@ from engines import FakeContext
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pool_machine import Alone, Machine
-from running import RunningFakePool
-from table_model import FakePool, FakeTable, by_four
+from table_model import FakePool, FakeTable
 
 from specllama.backend.base import Part
 from specllama.backend.exactness import Exactness, Group
-from specllama.backend.lane import CellLane
 from specllama.backend.probe import CELLS, WIDTHS, common, probe
 from specllama.cli.options import GroupedCommand, resolve, settings_options
 from specllama.engine.probing import steady
@@ -117,79 +115,6 @@ def test_pools_that_pad_wrongly_are_caught(kind: type[FakePool]) -> None:
         wrong, rows = wrong + machine.wrong, rows + machine.rows
     assert rows > 200
     assert wrong > rows / 20
-
-
-# -- pads where a wider pass costs less ----------------------------------------------------------
-
-
-class Cheap(FakePool):
-    """Lanes whose passes may be wider."""
-
-    def open(self) -> CellLane:
-        lane = super().open()
-        lane.cheap = True
-        return lane
-
-
-def cheap(kind: type[FakePool] = Cheap, **options: Any) -> FakePool:
-    made = pool(kind, by_four=False, **options)
-    made.plan.cheapest = by_four
-    return made
-
-
-@settings(max_examples=RUNS, deadline=None, suppress_health_check=list(HealthCheck))
-@given(seed=st.integers(0, 2**32), steps=st.integers(1, 60))
-def test_pads_change_no_row(seed: int, steps: int) -> None:
-    """In chains, trees and passes of several lanes, whatever is cut, parked and forked between."""
-    tested = cheap()
-    machine = Machine(tested, Alone(pool(lanes=1, by_four=False)), range(1, V))
-    machine.play(seed, steps)
-    assert machine.wrong == 0
-
-
-def test_a_pass_is_padded_where_a_wider_one_costs_less() -> None:
-    tested = cheap(lanes=1, n_ctx=40)
-    lane = tested.open()
-    lane.forward([1, 2, 3], outputs="none")
-    for n in (1, 2, 3, 5, 8):
-        assert lane.forward([5] * n, outputs="all").shape == (n, V)
-    lane.forward([1, 2, 3], outputs="last")
-    assert tested.fake.passes == [3, 1, 4, 4, 8, 8, 3], "no step, and nothing that is read"
-    lane.forward([1] * 11, outputs="none")
-    lane.forward([1] * 2, outputs="all")
-    lane.forward([1] * 2, outputs="all")
-    assert tested.fake.passes[-2:] == [4, 2], "at the end of the context there is no room"
-    assert len(lane.tokens) == lane.n_past == tested.held == 40
-    lane.cheap = False
-    lane.rollback(10)
-    lane.forward([1] * 3, outputs="all")
-    assert tested.fake.passes[-1] == 3
-
-
-def test_pads_take_no_cell_that_a_text_needs() -> None:
-    tested = cheap(lanes=2, n_ctx=32)
-    one, other = tested.open(), tested.open()
-    other.forward([1] * (tested.room - 3), outputs="none")
-    assert len(one.forward([1, 2, 3], outputs="all")) == 3
-    assert tested.fake.passes[-1] == 3
-
-
-def test_shared_passes_are_padded_as_far_as_rows_are_those_of_a_lane_alone() -> None:
-    tested = cheap(lanes=3)
-    parts = [Part(tested.open(), [1, 2]), Part(tested.open(), [3])]
-    tested.run(parts)
-    assert [len(part.rows) for part in parts] == [2, 1]
-    assert tested.fake.passes[-1] == 4
-    tested.kernels = replace(tested.kernels, exact_rows=3)
-    tested.run(parts)
-    assert tested.fake.passes[-1] == 3
-
-
-def test_running_states_and_kept_widths_get_no_pads_by_cost() -> None:
-    for made in (RunningFakePool(TABLE, planes=8, max_rows=16), pool(widths=(4,))):
-        made.plan.cheapest = by_four
-        assert made.plan.widest == 0
-        assert cheap().plan.widest == 16
 
 
 def test_pads_leave_nothing_behind() -> None:

@@ -12,7 +12,7 @@ from specllama.interface import Message
 from specllama.remote.address import Address
 from specllama.remote.answers import Drafted
 from specllama.remote.foreign import ForeignEngine
-from specllama.remote.kinds import openai, vllm
+from specllama.remote.kinds import engines
 from specllama.remote.kinds.kind import Found, Heard, Kind, Served
 from specllama.settings.params import GenerateParams, SamplingParams
 
@@ -23,7 +23,7 @@ SAMPLING = SamplingParams(top_k=20, min_p=0.05, repeat_penalty=1.1)
 class Scripted(ForeignEngine):
     """Answers every question alike, and keeps what it was asked."""
 
-    def __init__(self, answered: Heard, kind: Kind = vllm.VLLM) -> None:
+    def __init__(self, answered: Heard, kind: Kind = engines.VLLM) -> None:
         found = Found("0.32.0", "ngram, 4 tokens", (Served("tiny"),))
         super().__init__(Address("http://127.0.0.1:9"), kind, found)
         self.answered = answered
@@ -94,7 +94,7 @@ def test_texts_are_compared_where_nothing_is_drawn() -> None:
 
 
 def test_a_request_that_can_switch_makes_two_arms() -> None:
-    engine = Scripted(answered(), openai.MLX_LM)
+    engine = Scripted(answered(), engines.MLX_LM)
     arms = [RemoteArm(engine, GenerateParams(), speculation=way) for way in (False, True)]
     assert [arm.name for arm in arms] == ["mlx-lm plain", "mlx-lm drafting"]
     for arm in arms:

@@ -9,8 +9,8 @@ from table_model import FakeTable, FakeVocab
 
 from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
+from specllama.engine.pair_loading import SamplerChains
 from specllama.engine.pulse import PATIENCE_S, Pulse, Watchdog, patience
-from specllama.engine.sampler_chains import SamplerChains
 from specllama.errors import Cancelled, PromptTooLong, UsageError
 from specllama.events import Finished
 from specllama.interface import Message, Prompt
@@ -147,7 +147,8 @@ def test_how_long_a_pass_may_take() -> None:
 
 
 def test_a_watchdog_counts_what_it_saw() -> None:
-    now, pulse = [0.0], Pulse(10.0)
+    now, pulse = [0.0], Pulse()
+    pulse.expect(10.0)
     dog = Watchdog(pulse, lambda: now[0])
 
     def after(seconds: float) -> bool:

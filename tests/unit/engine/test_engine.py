@@ -14,7 +14,7 @@ from engines import FakeContext, engine_over, fake_info
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from requests_made import FREE, PROMPT, check_laws, params, run, words
-from table_model import FakeTable, by_four
+from table_model import FakeTable
 
 from specllama.arrays import IntArray, Rows
 from specllama.backend.base import Context, Outputs
@@ -84,7 +84,6 @@ def make(
     draft_ctx: int = 256,
     draft_vocab: int = V,
     seed: int = 0,
-    pads: bool = False,
     **options: Any,
 ) -> Engine:
     table = FakeTable(V, seed=seed, sharpness=sharpness, eog_bias=eog_bias)
@@ -103,7 +102,6 @@ def make(
         "mixed": MixedDrafter([NgramDrafter(n_min=3), draft]),
     }
     target = context(table, n_ctx=n_ctx, widths=widths, by_four=bool(widths))
-    target.pool.plan.cheapest = by_four if pads else None
     return engine_over(
         target,
         info=fake_info(n_ctx, V, exact_rows=widths[-1] if widths else exact_rows),
@@ -149,7 +147,6 @@ def test_speculative_is_plain_for_every_length(proposer: str, temperature: float
     eog_bias=st.sampled_from([-5.0, 0.0, 3.0]),
     agreement=st.sampled_from([0.0, 0.5, 1.0]),
     widths=st.sampled_from([(), (1,), (1, 2, 3), (4,), (4, 8), (8, 16)]),
-    pads=st.booleans(),
     ignore_eos=st.booleans(),
     stop=st.lists(st.text("etaoin sh", min_size=1, max_size=3), max_size=3),
     n_ctx=st.sampled_from([40, 64, 256]),
@@ -172,7 +169,6 @@ def test_any_request_is_plain_decoding(
     eog_bias: float,
     agreement: float,
     widths: tuple[int, ...],
-    pads: bool,
     ignore_eos: bool,
     stop: list[str],
     n_ctx: int,
@@ -196,7 +192,7 @@ def test_any_request_is_plain_decoding(
         "agreement": agreement,
         "widths": widths,
     }
-    assert words(run(make(pads=pads, **options), p)) == words(run(make(**options), plain(p)))
+    assert words(run(make(**options), p)) == words(run(make(**options), plain(p)))
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])

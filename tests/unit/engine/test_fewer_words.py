@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from ggufs import write_llama
 
+from specllama.backend import verdicts
 from specllama.backend.same_rows import Tried
 from specllama.cancel import Cancel
 from specllama.cli import invoke
@@ -26,6 +28,7 @@ from specllama.models.library import single
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.store.message_tree import StoredMessage
 from specllama.store.sessions import SessionStore, last_replies
+from specllama.text import size
 
 N = 200
 OPTIONS = EngineOptions(threads=1, n_ctx=256, kv_disk="off")
@@ -65,6 +68,7 @@ def at_rest(engine: Engine) -> Iterator[Event]:
 def test_it_is_made_at_rest_and_drafts_from_the_next_time_on(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(fewer_words, "PAYS", 99.0)
     with Engine.load(*pair, OPTIONS) as engine:
         assert engine.measure()
         assert not trimmed.copies(), "nothing was drafted yet"
@@ -75,19 +79,22 @@ def test_it_is_made_at_rest_and_drafts_from_the_next_time_on(
         assert engine.info.draft.draft_tokens is None
     ((copy, n_bytes),) = trimmed.copies()
     assert read_header(copy).rows == N
-    for pays, tokens in ((0.0, None), (99.0, N)):
-        monkeypatch.setattr(fewer_words, "PAYS", pays)
-        assert invoke(["pair", *map(str, pair), "-t", "1"]) == 0
-        said = f"a copy of {N} words " + ("drafts: " if tokens else "saves too little to draft: ")
-        assert said in capsys.readouterr().out
-        with Engine.load(*pair, OPTIONS) as engine:
-            assert engine.info.draft is not None
-            assert engine.info.draft.draft_tokens == tokens
-            assert (f"{N} words" in engine.info.draft.label) is bool(tokens)
-            again = written(engine)
-            assert (again.token_ids, again.draft_n > 0) == (first.token_ids, True)
-            assert not [*at_rest(engine)]
-            assert trimmed.copies() == [(copy, n_bytes)], "it is not made again"
+    assert invoke(["pair", *map(str, pair), "-t", "1"]) == 0
+    assert f"a copy of {N} words drafts: " in capsys.readouterr().out
+    with Engine.load(*pair, OPTIONS) as engine:
+        assert engine.info.draft is not None
+        assert engine.info.draft.draft_tokens == N
+        assert f"{N} words" in engine.info.draft.label
+        here, whole = engine.info.here, read_header(pair[1])
+        assert fewer_words.brief(whole, OPTIONS, here) == f"{size(n_bytes)}, copy of {N} words"
+        again = written(engine)
+        assert (again.token_ids, again.draft_n > 0) == (first.token_ids, True)
+        assert not [*at_rest(engine)]
+        assert trimmed.copies() == [(copy, n_bytes)], "it is not made again"
+    monkeypatch.setattr(fewer_words, "PAYS", 0.0)
+    with Engine.load(*pair, OPTIONS) as engine:
+        assert engine.info.draft is not None
+        assert engine.info.draft.draft_tokens is None
     assert read_pair(*pair, EngineOptions(draft_tokens="all")).whole is None
 
 
@@ -118,23 +125,66 @@ def maker(whole: GgufHeader, options: EngineOptions = OPTIONS) -> DraftMaker:
     return made
 
 
-def test_a_model_that_cannot_be_cut_is_tried_once(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def other(*args: object, **more: object) -> Tried:
-        raise UnsupportedModel("its logits differ")
+def refused(*args: object, **more: object) -> Tried:
+    raise UnsupportedModel("its logits differ")
 
+
+def dear(*args: object, **more: object) -> Tried:
+    return Tried(N, share=0.97)
+
+
+@pytest.mark.parametrize(
+    ("compare", "why"),
+    [
+        (refused, "its logits differ"),
+        (dear, "with 200 words a step takes 0.97 of the time"),
+    ],
+)
+def test_what_comes_to_nothing_is_kept_and_not_looked_for_again(
+    pair: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    compare: Any,
+    why: str,
+) -> None:
     whole = read_header(pair[1])
     with monkeypatch.context() as patch:
-        patch.setattr(fewer_words, "compare", other)
+        patch.setattr(fewer_words, "compare", compare)
         mine = maker(whole)
         assert mine.wanted
         mine.make(None, Cancel())
     assert not trimmed.copies()
     assert not mine.wanted
     assert fewer_words.chosen(whole, OPTIONS) is None
+    assert fewer_words.words(whole, OPTIONS) == f"the whole model drafts: {why}"
+    assert fewer_words.brief(whole, OPTIONS, "").endswith(", whole")
+    assert invoke(["hub", "ls"]) == 0
+    assert "fewer words" not in capsys.readouterr().err
+    assert maker(whole).wanted, "other replies may hold other words"
     maker(whole).make(None, Cancel())
-    assert not trimmed.copies(), "not even by the next engine"
+    assert not trimmed.copies(), "the same words are not tried again"
+    assert not maker(whole).wanted, "nor looked for"
+    assert maker(whole, replace(OPTIONS, threads=2)).wanted
+    monkeypatch.setattr(verdicts, "here", lambda: {"build": "a new one"})
+    assert maker(whole).wanted
+
+
+def test_a_full_disk_is_no_reason_against_a_copy(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object, **more: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(fewer_words, "PAYS", 99.0)
+    whole = read_header(pair[1])
+    for _ in range(fewer_words.LOOKS):
+        with monkeypatch.context() as patch:
+            patch.setattr(trimmed, "write", full)
+            maker(whole).make(None, Cancel())
+    assert not trimmed.copies()
+    assert not fewer_words.words(whole, OPTIONS)
+    maker(whole).make(None, Cancel())
+    assert len(trimmed.copies()) == 1
 
 
 @pytest.mark.parametrize(
@@ -160,12 +210,12 @@ def test_the_whole_model_stays_where_that_is_asked_for(pair: tuple[Path, Path]) 
 def test_a_copy_is_made_anew_where_replies_hold_other_words(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fewer_words, "PAYS", 99.0)
     whole = read_header(pair[1])
     mine = maker(whole)
     mine.make(None, Cancel())
     ((copy, _),) = trimmed.copies()
     monkeypatch.setattr(fewer_words, "LOST", 0.02)
-    monkeypatch.setattr(fewer_words, "PAYS", 99.0)
     old = read_header(copy)
     missing = sorted({*range(whole.vocab_size)} - {*old.array("specllama.says")})
     assert missing
@@ -203,6 +253,7 @@ def test_its_words_are_those_of_the_newest_replies(tmp_path: Path) -> None:
 def test_it_is_listed_bounded_and_deleted_with_its_model(
     pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fewer_words, "PAYS", 99.0)
     for model in pair:
         maker(read_header(model)).make(None, Cancel())
     assert len(trimmed.copies()) == 2

@@ -27,6 +27,12 @@ DRAFT = FakeTable(V, seed=4, sharpness=2.0, of=TABLE, agreement=0.7)
 TEXT = [1 + i * i % 20 for i in range(120)]
 
 
+def flush(shelf: Any) -> None:
+    """Wait until all is written."""
+    with shelf._change:
+        shelf._change.wait_for(lambda: not shelf._waiting)
+
+
 def engine_of(
     folder: Path | None,
     *,
@@ -227,7 +233,7 @@ def test_what_leaves_the_memory_goes_to_disk_first(tmp_path: Path, kv_ram: int) 
         said = [event for events in iter(engine.step, []) for _, event in events]
         replies[i] = next(event.token_ids for event in said if isinstance(event, Finished))
         assert id >= 0
-    engine._seats.shelf.flush()
+    flush(engine._seats.shelf)
     assert len(files(tmp_path)) >= (1 if kv_ram == 0 else 0)
     engine.close()
     assert len(files(tmp_path)) == 3
@@ -279,7 +285,7 @@ def test_a_full_disk_ends_no_conversation(tmp_path: Path) -> None:
     (tmp_path / "states").write_text("no folder")
     with engine_of(tmp_path / "states") as engine:
         one = Turn(engine, TEXT, params(1))
-        engine._seats.shelf.flush()
+        flush(engine._seats.shelf)
         two = Turn(engine, [*TEXT, *one.ids, 7], params(2))
         three = Turn(engine, [*TEXT, *one.ids, 7, 8], params(2))
     assert two.cached > len(TEXT)
@@ -299,7 +305,7 @@ def test_what_there_was_no_memory_to_copy_is_written_later(tmp_path: Path) -> No
     free = 1
     engine._seats._free_memory = lambda: free
     Turn(engine, TEXT, params(1))
-    engine._seats.shelf.flush()
+    flush(engine._seats.shelf)
     assert files(tmp_path) == []
     free = 1 << 40
     engine.close()

@@ -9,11 +9,16 @@ from typing import Any
 
 import pytest
 from engines import fake_info
+from ggufs import write_llama
 from timed_rounds import timed
 
+from specllama.engine import profiles
 from specllama.engine.profiles import Profile, Windows, open_profile, pair_key, remedies_of
-from specllama.engine.remedies import ROWS, Weighed, ranked
+from specllama.engine.remedies import ROWS, Weighed, kept_in, ranked
 from specllama.interface import EngineInfo
+from specllama.models import library
+from specllama.models.gguf import read_header
+from specllama.models.refs import resolve
 from specllama.rates import Payoff, Remedy, affordable, fixed_speeds, steady
 from specllama.settings.params import GenerateParams
 from specllama.speculative.policy.costs import Costs, CostTable
@@ -94,9 +99,29 @@ def test_only_one_change_at_a_time_and_only_what_is_faster() -> None:
         kept({n: ms * 2.0 for n, ms in STORED.items()}, threads="4"),
     ]
     found = ranked(mine, ways)
-    assert changes(found) == ["this model as Q4_0", "-d D small", "-t 1"]
+    assert changes(found) == ["this model as Q4_0", "the draft model D small", "-t 1"]
     speeds = [one.speed for one in found if one.speed]
     assert speeds == sorted(speeds, reverse=True)
+
+
+def test_a_draft_model_is_named_as_it_can_be_typed(tmp_path: Path) -> None:
+    """As the path of a file that was opened before; a model that is gone is no option."""
+    file = write_llama(tmp_path / "my quick-f32.gguf", quant="F32")
+    library.remember(write_llama(tmp_path / "target.gguf"), file)
+    header = read_header(file)
+    sizes = f"({header.n_params}, {header.file_bytes}, as stored)"
+    mine = kept(steps={1: 60.0, 2: 70.0})
+
+    def named(name: str, sizes: str = sizes) -> list[str]:
+        quick = kept(steps={1: 8.0, 2: 12.0}, draft=f"{name} {sizes}")
+        return changes(ranked(mine, [quick]))
+
+    told = f"{header.name} {header.quantization}"
+    assert named(told) == [f"-d '{file}'"]
+    assert resolve(str(file)) == file
+    assert named("quicker-f32 F32") == ["the draft model quicker-f32 F32"], "of the same size"
+    assert named(told, "(1, 1, as stored)") == [f"the draft model {told}"], "of another one"
+    assert named("D Q4_K_M", "(1, 1, as stored)") == [], "a copy of it with fewer words"
 
 
 def test_what_a_draft_step_may_cost_is_where_the_formula_says_so() -> None:
@@ -156,13 +181,18 @@ def learnt(folder: Path, info: EngineInfo) -> Windows:
     return windows
 
 
-def test_the_times_of_layouts_are_kept_by_turns(home: Path) -> None:
-    info = engine_info()
+def test_the_times_of_layouts_are_kept_by_turns(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info, listed = engine_info(), list[int]()
     costs = learnt(home, info).profile.costs
     assert costs.target.ms(4) == pytest.approx(2.0 * STORED[4]), "in the table's own minute"
     again = Windows(open_profile(info, home), info)
     assert again.profile.costs.other[4] == pytest.approx(REPACKED[4] / STORED[1])
+    monkeypatch.setattr(profiles, "kept_in", lambda *args: listed.append(1) or kept_in(*args))
     (best,) = again.remedies(GenerateParams())
+    assert again.remedies(GenerateParams()) == (best,)
+    assert len(listed) == 1, "the folder is read once for all replies"
     assert (best.change, best.speed) == ("--repack on", pytest.approx(87 / 80))
     assert set(ROWS) <= set(again.profile.costs.target.ratios)
 

@@ -20,7 +20,7 @@ from specllama.backend.kernels import TILE
 from specllama.backend.llama_vocab import LlamaVocab
 from specllama.engine.engine import Engine
 from specllama.engine.pace import CHUNK, Pace
-from specllama.engine.sampler_chains import SamplerChains
+from specllama.engine.pair_loading import SamplerChains
 from specllama.engine.serving import Turns
 from specllama.errors import EngineError, PromptTooLong, UsageError
 from specllama.events import Finished, RoundDone

@@ -19,7 +19,7 @@ from published_heads import (
     write_repository,
 )
 
-from specllama.backend.heads.eagle3_head import eagle_pool
+from specllama.backend.heads.llama_heads import eagle_pool
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_pool import open_pool

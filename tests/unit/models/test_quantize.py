@@ -48,19 +48,6 @@ def test_real_names_in_any_case() -> None:
         quantization.check_type("zebra")
 
 
-@pytest.mark.parametrize(
-    ("text", "layers"), [("1", (1,)), ("0-2", (0, 1, 2)), ("3,1", (1, 3)), (" 0 , 2-3 ", (0, 2, 3))]
-)
-def test_layer_lists(text: str, layers: tuple[int, ...]) -> None:
-    assert quantization.parse_layers(text, 8) == layers
-
-
-@pytest.mark.parametrize("text", ["", "x", "1-", "3-1", "8", "0-7", "-1"])
-def test_layer_lists_that_make_no_sense(text: str) -> None:
-    with pytest.raises(UsageError):
-        quantization.parse_layers(text, 8)
-
-
 @pytest.mark.e2e
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0", "f16"])
 def test_a_result_of_the_type_asked_for(source: Path, tmp_path: Path, kind: str) -> None:
@@ -146,7 +133,7 @@ def test_what_is_no_importance_matrix_of_this_model_is_refused(
 
 @pytest.mark.e2e
 def test_dropping_layers(source: Path, tmp_path: Path) -> None:
-    job = quantization.prepare(source, tmp_path / "half.gguf", None, prune="1,3", threads=1)
+    job = quantization.prepare(source, tmp_path / "half.gguf", None, prune=(1, 3), threads=1)
     header = quantization.run(job)
     assert header.block_count == 2
     assert header.quantization == "F32"
@@ -182,17 +169,18 @@ def test_a_quantized_source_needs_consent(tmp_path: Path) -> None:
         "requantize"
     ]
     assert (
-        quantization.prepare(source, tmp_path / "x.gguf", None, prune="0").request["type"] == "copy"
+        quantization.prepare(source, tmp_path / "x.gguf", None, prune=(0,)).request["type"]
+        == "copy"
     )
 
 
 def test_layers_are_dropped_only_where_it_works(tmp_path: Path) -> None:
     mamba = ggufs.write_mamba(tmp_path / "m.gguf")
     with pytest.raises(UnsupportedModel, match="mamba"):
-        quantization.prepare(mamba, tmp_path / "x.gguf", None, prune="0")
+        quantization.prepare(mamba, tmp_path / "x.gguf", None, prune=(0,))
     arrays = ggufs.write_llama(tmp_path / "a.gguf", keys={"llama.attention.head_count": [2, 2]})
     with pytest.raises(UnsupportedModel, match="values per layer"):
-        quantization.prepare(arrays, tmp_path / "x.gguf", None, prune="0")
+        quantization.prepare(arrays, tmp_path / "x.gguf", None, prune=(0,))
 
 
 def test_the_sections_of_a_rotation_are_not_values_per_layer(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ pytest.importorskip("llama_cpp")
 
 from specllama.models.gguf import read_header  # noqa: E402
 from specllama.models.recipe.runner import Runner  # noqa: E402
-from specllama.models.recipe.shape import DRAFT, TARGET  # noqa: E402
-from specllama.models.scale import (  # noqa: E402
+from specllama.models.recipe.scale import (  # noqa: E402
     DRAFT_PRESETS,
     PRESETS,
     LlamaShape,
@@ -22,6 +21,7 @@ from specllama.models.scale import (  # noqa: E402
     scale_model,
     scale_pair,
 )
+from specllama.models.recipe.shape import DRAFT, TARGET  # noqa: E402
 
 VOCAB = 64
 

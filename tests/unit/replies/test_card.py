@@ -144,8 +144,8 @@ def test_a_log_keeps_what_the_engine_made_of_a_request() -> None:
 
 
 def test_an_arm_has_the_temperature_of_its_task_and_all_else_of_the_card() -> None:
-    engine = fakes.ScriptedEngine(info=carded(temperature=0.3, top_k=3))
+    engine: Any = fakes.ScriptedEngine(info=carded(temperature=0.3, top_k=3))
     arm = EngineArm("ours", engine, load_settings(environ={}).generate_params())
-    arm.run(Task(BenchPrompt("p", "chat", text="Hi"), temperature=0.9, max_tokens=8, seed=1), 0)
+    arm.answer(Task(BenchPrompt("p", "chat", text="Hi"), temperature=0.9, max_tokens=8, seed=1))
     sampling = engine.requests[-1].params.sampling
     assert (sampling.temperature, sampling.top_k) == (0.9, 3)

@@ -43,13 +43,8 @@ ASK = [Message("system", "Be brief."), Message("user", "  Hi <|im_end|> there\n"
 HISTORY = [*ASK, Message("assistant", "<think>hm</think>\n\nHello."), Message("user", "Bye")]
 
 
-def shape(
-    template: str | None, messages: list[Message], *, gen: bool = True, cont: bool = False
-) -> list[Segment]:
-    rendered = render(
-        template, messages, bos="<s>", eos="</s>", add_generation_prompt=gen, continue_last=cont
-    )
-    return rendered.segments
+def shape(template: str | None, messages: list[Message]) -> list[Segment]:
+    return render(template, messages, bos="<s>", eos="</s>").segments
 
 
 TOOLS = (
@@ -121,18 +116,18 @@ def test_any_content_keeps_the_borders(template: str, content: str) -> None:
 def test_continue_ends_inside_the_reply() -> None:
     messages = [Message("user", "Count"), Message("assistant", "one, two, ")]
     for template in (CHATML, TRIMMING, NO_SYSTEM, THINKING):
-        segments = shape(template, messages, cont=True)
+        segments = shape(template, messages)
         assert segments[-1] == Segment("one, two, ", False, reply=True), template
-    assert shape(CHATML, ASK, cont=True) == shape(CHATML, ASK)
-    assert shape(None, messages, cont=True) == [Segment("Count\none, two, ", False)]
-    assert "".join(s.text for s in shape(THINKING, messages, cont=True)) == (
+    assert shape(CHATML, ASK) == shape(CHATML, ASK)
+    assert shape(None, messages) == [Segment("Count\none, two, ", False)]
+    assert "".join(s.text for s in shape(THINKING, messages)) == (
         "<user>Count<end><assistant>one, two, "
     )
 
 
 def test_an_empty_partial_reply_can_be_continued() -> None:
     messages = [Message("user", "Count"), Message("assistant", "")]
-    assert shape(CHATML, messages, cont=True)[-1].text.endswith("<|im_start|>assistant\n")
+    assert shape(CHATML, messages)[-1].text.endswith("<|im_start|>assistant\n")
 
 
 def test_without_a_system_role_the_system_prompt_moves() -> None:

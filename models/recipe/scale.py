@@ -11,11 +11,13 @@ are random, so that their cost is real.
 - Layers: extra ones whose two output matrices are zero pass their input on unchanged.
 
 With other types, the matrices are rounded: it is hardly another model, but its text may differ.
-``specllama bench scale OUT`` and ``specllama demo`` are its commands.
+
+``python -m specllama.models.recipe.scale OUT [--to 1b] [--draft-to 20m] [-m TARGET -d DRAFT]``
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import struct
 from collections.abc import Callable
@@ -288,3 +290,24 @@ def scale_pair(
     scale_model(target_path, target, PRESETS[to], label=to, kind=kind, progress=progress)
     scale_model(draft_path, draft, DRAFT_PRESETS[small], label=small, progress=progress)
     return target, draft
+
+
+def main() -> None:
+    """Run the command line."""
+    from specllama.models.refs import resolve_pair
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("-m", "--model", default="tiny")
+    parser.add_argument("-d", "--draft-model")
+    parser.add_argument("--to", default="1b", choices=PRESETS, help="cost of the target")
+    parser.add_argument("--draft-to", choices=DRAFT_PRESETS, help="cost of the draft model")
+    a = parser.parse_args()
+    target, draft = resolve_pair(a.model, a.draft_model)
+    assert draft is not None, "scaling takes a pair: give a draft model with -d"
+    for path in scale_pair(Path(target), Path(draft), a.out, to=a.to, draft_to=a.draft_to):
+        print(path)
+
+
+if __name__ == "__main__":
+    main()
