@@ -278,9 +278,6 @@ class Attached(Inked, Static):
     Attached { height: auto; max-height: 3; padding: 0 2; display: none; }
     """
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id, markup=False)
-
     def show(self, chips: Sequence[tuple[str, str, bool]]) -> None:
         """Show the name of each file, its size and tokens, and whether it can be sent."""
         self.display = bool(chips)

@@ -81,7 +81,7 @@ class Prompt(TextArea):
         self.draft = draft
         self.pastes: dict[str, str] = {}
         """What the text stands for: pastes by their number, and by "@name" the text of files."""
-        self.completions, self.attached = Completions(self.take_completion), Attached()
+        self.completions, self.attached = Completions(self.take_completion), Attached(markup=False)
         self.n_ctx = 0  # tokens that the context holds, once a model is loaded
         self._count: Count | None = None
         self._tokens: dict[str, int | None] = {}
