@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -20,9 +20,11 @@ from specllama.backend.exactness import Exactness
 from specllama.backend.hidden import HiddenRows as HiddenRows
 from specllama.backend.kernels import Kernels
 from specllama.backend.pass_plan import PassPlan, Planned
-from specllama.cancel import Cancel
-from specllama.events import Report
-from specllama.interface import ModelInfo
+
+if TYPE_CHECKING:
+    from specllama.cancel import Cancel
+    from specllama.events import Report
+    from specllama.interface import ModelInfo
 
 # which tokens of a pass return a row of logits; "states" are made by a head's encoder, without any
 Outputs = Literal["all", "last", "none", "states"]

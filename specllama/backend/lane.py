@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 
@@ -24,12 +24,14 @@ from specllama.backend.batch import Shape
 from specllama.backend.cells import Cells, Places
 from specllama.backend.hidden import HiddenRows
 from specllama.backend.kernels import Kernels, Read
-from specllama.backend.llama_cache import LlamaCache
 from specllama.backend.pass_plan import PassPlan
 from specllama.backend.tree_layout import Layout
 from specllama.errors import EngineError, PoolFull
 from specllama.settings.params import DRAFT_MAX
 from specllama.text_history import History, common_prefix
+
+if TYPE_CHECKING:
+    from specllama.backend.llama_cache import LlamaCache
 
 _GHOST_LIMIT = 256  # ghosts that are always worth their keep
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llama_cpp as ll
 
@@ -24,8 +24,10 @@ from specllama.backend.recurrent_pool import ForgettingPool, RunningPool
 from specllama.backend.threads import ThreadChoice
 from specllama.backend.watch import Watch
 from specllama.errors import UsageError
-from specllama.models.gguf import GgufHeader
 from specllama.settings.params import EngineOptions
+
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
 
 
 class LlamaPool(CellPool):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,10 +13,12 @@ from specllama.backend.base import Outputs
 from specllama.backend.batch import Batch
 from specllama.backend.cells import Places
 from specllama.backend.lane import CachedTree, CellLane
-from specllama.backend.llama_cache import LlamaCache
 from specllama.backend.pass_plan import PassPlan
 from specllama.backend.tree_layout import Layout
 from specllama.errors import EngineError
+
+if TYPE_CHECKING:
+    from specllama.backend.llama_cache import LlamaCache
 
 
 @dataclass(slots=True)

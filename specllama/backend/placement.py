@@ -6,13 +6,15 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specllama.backend.devices import Device
 from specllama.models import memory
-from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_format import EXPERTS
 from specllama.text import size
+
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
 
 CPU = "CPU"
 

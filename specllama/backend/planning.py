@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specllama.backend.devices import Device, gpus
 from specllama.backend.placement import (
@@ -24,9 +24,11 @@ from specllama.backend.placement import (
 )
 from specllama.errors import UsageError
 from specllama.models import memory
-from specllama.models.gguf import GgufHeader
 from specllama.settings.hardware import PlaceOptions
-from specllama.settings.params import EngineOptions
+
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
+    from specllama.settings.params import EngineOptions
 
 # left free on every device: driver, display, fragmentation
 RESERVE_BYTES = 512 << 20

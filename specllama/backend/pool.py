@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -28,10 +28,12 @@ from specllama.backend.cells import Places
 from specllama.backend.hidden import HiddenRows
 from specllama.backend.kernels import TILE, Kernels
 from specllama.backend.lane import CellLane, LaneBooks, Parked
-from specllama.backend.llama_cache import LlamaCache
 from specllama.backend.parts import PassPart, lay, pick, require_tokens
 from specllama.errors import Cancelled, ContextFull, EngineError
 from specllama.text_history import Mark
+
+if TYPE_CHECKING:
+    from specllama.backend.llama_cache import LlamaCache
 
 
 class CellPool(LaneBooks):

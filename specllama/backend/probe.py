@@ -20,14 +20,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from specllama.arrays import Row
 from specllama.backend.base import Context
 from specllama.backend.exactness import Exactness, Group
-from specllama.backend.watch import Watch
 from specllama.errors import EngineError
+
+if TYPE_CHECKING:
+    from specllama.backend.watch import Watch
 
 NARROW = (2, 3, 4, 8, 16)  # as far as a window goes by itself
 WIDE = 32  # and further, up to what the context takes, where that takes a second or two

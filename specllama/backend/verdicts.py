@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from specllama.files import DAMAGE, read_json
-from specllama.paths import profiles_dir, replace_file
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
@@ -68,6 +67,8 @@ def kept(
 
 def keep(schema: str, key: Mapping[str, Any], found: object, folder: Path | None = None) -> None:
     """Keep a verdict under ``key``, instead of one that lies there."""
+    from specllama.paths import replace_file
+
     try:
         whole = msgspec.json.encode(_Kept({"schema": schema, **key}, found, _sum(found)))
         replace_file(_place(schema, key, folder)[1], whole)
@@ -83,6 +84,8 @@ def known(schema: str, key: Mapping[str, Any], kind: type[Verdict]) -> Verdict |
 
 def all_known(schema: str, part: Mapping[str, Any], kind: type[Verdict]) -> list[Verdict]:
     """Return the verdicts whose keys have all of ``part``."""
+    from specllama.paths import profiles_dir
+
     found: list[Verdict] = []
     for path in sorted((profiles_dir() / schema.split(".")[1]).glob("*.json")):
         try:
@@ -105,6 +108,8 @@ class _Kept(msgspec.Struct):
 
 
 def _place(schema: str, key: Mapping[str, Any], folder: Path | None) -> tuple[bytes, Path]:
+    from specllama.paths import profiles_dir
+
     whole = {"schema": schema, **key}
     folder = folder or profiles_dir() / schema.split(".")[1]
     return msgspec.json.encode(whole, order="sorted"), folder / f"{name_of(whole)}.json"

@@ -14,21 +14,22 @@ from itertools import count
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from specllama.backend import probe, verdicts
 from specllama.backend.exactness import SCHEMA, Exactness
-from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_pool import LlamaPool, LoadedModel, open_pool
 from specllama.backend.turns import Turn, timed
-from specllama.backend.watch import Watch
 from specllama.errors import Cancelled, DoesNotFit, EngineError, SpecllamaError, UsageError
 from specllama.events import Measuring, Report
 from specllama.models import memory
 from specllama.settings.hardware import Adapter
 from specllama.text import size
+
+if TYPE_CHECKING:
+    from specllama.backend.llama import LlamaModel
 
 logger = logging.getLogger("specllama.engine.probing")
 
@@ -108,6 +109,8 @@ def kernel_key(one: LoadedModel) -> dict[str, Any]:
 
 def _measure(one: LoadedModel, report: Report) -> Exactness:
     """Measure in a separate context, made like the target's, whose passes can be watched."""
+    from specllama.backend.watch import Watch
+
     model, target, options = one.model, one.pool, one.options
     pads = target.max_rows - 1 if target.alike is None else target.alike  # that can be given up
     most = min(target.max_rows, pads + 1)

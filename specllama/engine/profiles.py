@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -23,8 +23,6 @@ from specllama.backend.pass_plan import PassPlan
 from specllama.engine.remedies import Weighed, draft_key, kept_in, ranked
 from specllama.events import RoundDone
 from specllama.interface import EngineInfo, ModelInfo
-from specllama.models.gguf import GgufHeader
-from specllama.paths import profiles_dir
 from specllama.rates import Remedy
 from specllama.settings import method_list
 from specllama.settings.params import GenerateParams
@@ -36,6 +34,9 @@ from specllama.speculative.policy.policy import Policy
 from specllama.speculative.rules import rule_of
 from specllama.speculative.window import Window
 from specllama.store import profile_file as store
+
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
 
 _T = TypeVar("_T")
 
@@ -259,6 +260,8 @@ def _all_become(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 def open_profile(info: EngineInfo, folder: Path | None = None) -> Profile:
     """Open the profile of a loaded pair, warm if one was kept."""
+    from specllama.paths import profiles_dir
+
     key = pair_key(info)
     return Profile(profile_path(key, folder or profiles_dir()), key)
 
@@ -275,6 +278,8 @@ def remedies_of(
     Args:
         here: see ``EngineInfo``. layout: of the target's weights, if it matters.
     """
+    from specllama.paths import profiles_dir
+
     wanted = {"here": here, **_target_key(target), **({"layout": layout} if layout else {})}
     kept = kept_in(profiles_dir(), SCHEMA, here)
     key = "none" if draft is None else draft_key(draft)

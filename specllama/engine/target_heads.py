@@ -13,22 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specllama import paths
-from specllama.backend.base import Lane, Own, Pool
+from specllama.backend.base import Own
 from specllama.errors import PairIncompatible, SpecllamaError
-from specllama.interface import MethodInfo
 from specllama.models import memory, pruned
-from specllama.models.assistant_file import TARGET
 from specllama.models.companions import HEADS, find, function, kind_of, require_head
-from specllama.models.gguf import GgufHeader, read_header
-from specllama.models.library import BUNDLED, LocalModel
-from specllama.models.nextn_blocks import why_not
-from specllama.models.refs import resolve
-from specllama.models.summaries import Summaries
 from specllama.speculative.drafting.method import NO_HEAD, Facts, menu
 
 if TYPE_CHECKING:
+    from specllama.backend.base import Lane, Pool
     from specllama.backend.llama_pool import LoadedModel
+    from specllama.interface import MethodInfo
+    from specllama.models.gguf import GgufHeader
+    from specllama.models.library import LocalModel
 
 logger = logging.getLogger("specllama.engine.target_heads")
 
@@ -46,6 +42,9 @@ def open_own(target: LoadedModel, files: Sequence[str]) -> Own:
         PairIncompatible: it is not a head, belongs to another target, or two are of one kind.
         CannotLoad: it cannot be read.
     """
+    from specllama.models.gguf import read_header
+    from specllama.models.refs import resolve
+
     own = Own()
 
     def unasked(method: str, why: str, opener: Callable[[], object]) -> None:
@@ -108,6 +107,8 @@ def read_heads(
     Raises:
         ModelUnavailable, PairIncompatible, CannotLoad: a file that was named is no head of it.
     """
+    from specllama.models.gguf import read_header
+    from specllama.models.refs import resolve
 
     found: dict[str, GgufHeader] = {}
     reasons: dict[str, str] = {}
@@ -125,6 +126,8 @@ def read_heads(
 
 def fitting(target: GgufHeader, models: Iterable[LocalModel]) -> dict[str, str]:
     """Map each method to a head file, among some models, that belongs to a target."""
+    from specllama.models.gguf import read_header
+    from specllama.models.summaries import Summaries
 
     known = Summaries()
     found: dict[str, str] = {}
@@ -143,6 +146,8 @@ def fitting(target: GgufHeader, models: Iterable[LocalModel]) -> dict[str, str]:
 
 def _no_layers(target: GgufHeader) -> str:
     """Explain why the target's own file has no layers for ``mtp``, "" if it has."""
+    from specllama.models.assistant_file import TARGET
+    from specllama.models.nextn_blocks import why_not
 
     return NO_HEAD if target.architecture == TARGET else why_not(target)
 
@@ -156,6 +161,8 @@ def _check(head: GgufHeader, target: GgufHeader) -> str:
 
 def bundled_heads(target: Path) -> list[Path]:
     """List the head files that ship with the bundled target; none for any other target."""
+    from specllama import paths
+    from specllama.models.library import BUNDLED
 
     folder = paths.bundled_dir()
     if target.name != BUNDLED["tiny-target"] or target.parent.resolve() != folder.resolve():
@@ -200,7 +207,6 @@ class OwnLayers:
         return self._pool.open(), self._said
 
     def _load(self) -> Pool:
-
         from specllama.backend.llama_pool import open_pool
 
         target = self._target

@@ -306,7 +306,7 @@ def test_a_model_that_does_not_load_ends_the_server() -> None:
         pass
 
 
-def test_labels_of_clients_are_kept_up_to_a_number(tmp_path: Path) -> None:
+def test_labels_of_clients_make_room_for_each_other(tmp_path: Path) -> None:
     with serving(table(tmp_path)) as server:
 
         def ask(label: str) -> None:

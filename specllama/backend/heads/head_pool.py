@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llama_cpp as ll
 import numpy as np
@@ -25,15 +25,17 @@ from specllama.backend.kernels import Kernels
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_cache import StateBatch, decode_error, set_state, state_of, stop_on
 from specllama.backend.llama_log import last_words, recent
-from specllama.backend.llama_pool import LlamaPool, LoadedModel
 from specllama.backend.symbols import function
 from specllama.backend.symbols import rows as view
 from specllama.backend.tree_layout import Layout
 from specllama.errors import CannotLoad, ContextFull, EngineError
-from specllama.models.gguf import GgufHeader
 from specllama.models.memory import HEAD_BATCH, estimate_head, require_fit
-from specllama.models.nextn_file import HeadWords
 from specllama.models.words import Spread
+
+if TYPE_CHECKING:
+    from specllama.backend.llama_pool import LlamaPool, LoadedModel
+    from specllama.models.gguf import GgufHeader
+    from specllama.models.nextn_file import HeadWords
 
 _FLAGGED = 16  # tokens of a text that may all have logits, where only all or none can have them
 

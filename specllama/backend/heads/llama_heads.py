@@ -21,13 +21,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llama_cpp as ll
 import numpy as np
 
 from specllama.arrays import IntArray, Row
-from specllama.backend.base import Part
 from specllama.backend.heads.head_pool import (
     HeadGraph,
     HeadLane,
@@ -36,17 +35,21 @@ from specllama.backend.heads.head_pool import (
     head_params,
     load_head,
 )
-from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
-from specllama.backend.llama_pool import LlamaPool, LoadedModel
 from specllama.backend.tree_layout import Layout
 from specllama.errors import EngineError, UnsupportedModel
-from specllama.models.dflash_file import DflashFacts
-from specllama.models.gguf import GgufHeader
-from specllama.models.layer_inputs import HeadFacts, read_draft_ids
+from specllama.models.layer_inputs import read_draft_ids
 from specllama.models.nextn_blocks import GRAPHS, nextn_blocks
-from specllama.models.nextn_file import HeadWords
 from specllama.models.tensors import TensorRows, read_tensor
+
+if TYPE_CHECKING:
+    from specllama.backend.base import Part
+    from specllama.backend.lane import CellLane
+    from specllama.backend.llama_pool import LlamaPool, LoadedModel
+    from specllama.models.dflash_file import DflashFacts
+    from specllama.models.gguf import GgufHeader
+    from specllama.models.layer_inputs import HeadFacts
+    from specllama.models.nextn_file import HeadWords
 
 
 def open_nextn(header: GgufHeader, target: LoadedModel, words: HeadWords | None = None) -> HeadPool:

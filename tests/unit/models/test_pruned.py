@@ -5,21 +5,8 @@ from pathlib import Path
 import ggufs
 import pytest
 
-from specllama.models import pruned, quantization
+from specllama.models import pruned
 from specllama.models.gguf import read_header
-
-
-@pytest.mark.parametrize(
-    ("layers", "text"), [((1,), "1"), ((2, 3, 4), "2-4"), ((0, 2, 3, 5), "0,2-3,5")]
-)
-def test_layer_lists_read_back(layers: tuple[int, ...], text: str) -> None:
-    assert pruned.layer_list(layers) == text
-    assert quantization.parse_layers(text, 9) == layers
-
-
-def test_runs_of_neighbours() -> None:
-    assert pruned.runs([5, 1, 2, 3]) == [(1, 3), (5, 5)]
-    assert pruned.runs([]) == []
 
 
 @pytest.mark.parametrize(("n", "dropped"), [(4, (1, 2)), (7, (2, 3, 4)), (3, (1,))])
