@@ -264,6 +264,7 @@ class HubClient:
                 f"{self.endpoint} names no valid commit for {repo}", "check HF_ENDPOINT"
             )
         files, bad = _files(info.siblings or [])
+        tags = [tag for tag in info.tags or () if isinstance(tag, str)]
         return Listing(
             repo=repo,
             commit=commit,
@@ -271,7 +272,7 @@ class HubClient:
             refused=tuple(bad),
             gated=bool(getattr(info, "gated", False)),
             downloads=getattr(info, "downloads", None),
-            licence=_licence(info),
+            licence=next((tag[8:] for tag in tags if tag.startswith("license:")), None),
         )
 
 
@@ -373,17 +374,6 @@ def _hit(info: Any) -> SearchHit:
         quants=tuple(quants),
         gated=bool(getattr(info, "gated", False)),
     )
-
-
-def _licence(info: Any) -> str | None:
-    card = getattr(info, "card_data", None)
-    licence = card.get("license") if card is not None and hasattr(card, "get") else None
-    if isinstance(licence, str):
-        return licence
-    for tag in getattr(info, "tags", None) or []:
-        if isinstance(tag, str) and tag.startswith("license:"):
-            return tag.removeprefix("license:")
-    return None
 
 
 def _short_wait(error: Exception) -> float | None:

@@ -55,7 +55,6 @@ class LocalModel:
     repo: str | None
     quant: str | None
     bytes: int
-    modified: float
     used: float
     complete: bool = True
 
@@ -209,7 +208,7 @@ def _walk(root: Path, inside: Path | None) -> Iterator[Path]:
 def _models(source: Source, found: Found) -> Iterator[LocalModel]:
     """Yield the models of a store; leave out those of which nothing is there."""
     for path, ref, repo in found:
-        size, modified, used, complete = 0, 0.0, 0.0, True
+        size, used, complete = 0, 0.0, True
         for name in part_names(path.name):
             try:
                 status = path.with_name(name).stat()
@@ -217,10 +216,10 @@ def _models(source: Source, found: Found) -> Iterator[LocalModel]:
                 complete = False
                 continue
             size, complete = size + status.st_size, complete and status.st_size > 0
-            modified, used = max(modified, status.st_mtime), max(used, status.st_atime)
+            used = max(used, status.st_atime)
         if size:
             quant = quant_of(path.name)
-            yield LocalModel(path, source, ref, repo, quant, size, modified, used, complete)
+            yield LocalModel(path, source, ref, repo, quant, size, used, complete)
 
 
 def hub_ref(repo: str, name: str) -> str:

@@ -19,11 +19,8 @@ Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
 
-def read_tensor(header: GgufHeader, name: str, rows: npt.NDArray[np.int32] | None = None) -> Floats:
+def read_tensor(header: GgufHeader, name: str) -> Floats:
     """Read a tensor of an unsplit file: [n], or [out, in] for a matrix.
-
-    Args:
-        rows: only these rows of a matrix, in this order.
 
     Raises:
         BadGguf: there is no such tensor, the file is cut short, or it holds NaN or infinity.
@@ -37,16 +34,11 @@ def read_tensor(header: GgufHeader, name: str, rows: npt.NDArray[np.int32] | Non
         raise UnsupportedModel(
             f"{header.path.name}: {name} is stored as {info.type}; read here are {known}"
         )
-    if len(info.shape) == 1:
-        table = data.reshape(1, -1)
-    else:
-        table = data.reshape(info.shape[1], -1)
-        if rows is not None:
-            table = table[rows]
-    values = decode(np.ascontiguousarray(table))
+    matrix = len(info.shape) > 1
+    values = decode(data.reshape(info.shape[1] if matrix else 1, -1))
     if not np.isfinite(values).all():
         raise BadGguf(f"{header.path.name}: {name} holds numbers that are not finite")
-    return values[0] if len(info.shape) == 1 else values
+    return values if matrix else values[0]
 
 
 class TensorRows:
@@ -170,10 +162,3 @@ def pack_q8_0(matrix: Floats) -> Bytes:
     head = scale.astype("<f2").view(np.uint8)
     out: Bytes = np.concatenate((head, quants.view(np.uint8)), axis=-1).reshape(len(matrix), -1)
     return out
-
-
-def pack_bf16(matrix: Floats) -> Bytes:
-    """Pack rows as BF16, rounded to the nearest, to the even one of two."""
-    bits = np.ascontiguousarray(matrix, np.float32).view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return rounded.astype("<u2").view(np.uint8).reshape(len(matrix), -1)

@@ -88,9 +88,9 @@ def here() -> Path | None:
         return None
 
 
-def export_path(title: str, suffix: str, folder: Path | None = None) -> Path:
+def export_path(title: str, suffix: str) -> Path:
     """Choose a new file name, in the folder the app was started in if it can be written."""
-    folder = folder or here()
+    folder = here()
     if folder is None or not os.access(folder, os.W_OK):
         folder = paths.data_dir() / "exports"
     words = "".join(ch if ch.isalnum() else "-" for ch in title.lower()).strip("-")

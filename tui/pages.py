@@ -11,16 +11,17 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from textual.app import SystemCommand
 from textual.screen import Screen
 
 from specllama.errors import SpecllamaError
 from specllama.interface import Message
+from specllama.paths import private_folder
 from specllama.settings.params import EngineOptions, GenerateParams, Repacking
-from specllama.text import sanitize_line
+from specllama.text import encodable, sanitize_line
+from specllama.tui import clipboard
 from specllama.tui.keymap import ACTIONS
 from specllama.tui.loader import Pair
 from specllama.tui.messages import ActionAsked
@@ -274,23 +275,24 @@ class PagedApp(ThemedApp):
             changed,
         )
 
-    def show_export(self) -> None:
-        """Save the screen's content, as documents and as a picture."""
-        from specllama.tui.screens.export_screen import Export, ExportScreen
-
-        screen = self.screen
-        if isinstance(screen, ExportScreen):
-            return
-        picture = self_contained(self.export_screenshot(title="specllama"))
-        exports = [*getattr(screen, "exports", list)()]
-        name = type(screen).__name__.removesuffix("Screen")
-        exports.append(Export("The screen", f"specllama {name}", {"svg": lambda: picture}))
-
-        def saved(path: Path | None) -> None:
-            if path is not None:
-                self.notify(sanitize_line(str(path.absolute())), title="Saved", markup=False)
-
-        self.push_screen(ExportScreen(exports), saved)
+    def action_export(self, how: str = "") -> None:
+        """Save the conversation to a new file, or a picture of the page on top."""
+        session, screen = self.chat.session, self.screen
+        how = how or ("md" if screen is self.chat and session.messages else "svg")
+        try:
+            if how == "svg":
+                title = f"specllama {type(screen).__name__.removesuffix('Screen')}"
+                text = self_contained(self.export_screenshot(title="specllama"))
+            else:
+                title, text = session.title, session.export(cast(Literal["md", "json"], how))
+            path = clipboard.export_path(title, how)
+            private_folder(path.parent)
+            path.write_text(encodable(text), "utf-8")
+        except (OSError, SpecllamaError) as error:
+            words = getattr(error, "strerror", None) or str(error)
+            self.notify(f"It cannot be saved: {words}", severity="error", markup=False)
+        else:
+            self.notify(sanitize_line(str(path.absolute())), title="Saved", markup=False)
 
 
 FONTS = re.compile(r"@font-face\s*\{[^}]*\}\s*")
@@ -305,54 +307,3 @@ def self_contained(svg: str) -> str:
 
 
 SESSIONS_LISTED = 30
-
-
-Found = tuple[str, Callable[[], object], str | None]
-"""Words, their action, and help."""
-
-
-class Palette(Provider):
-    """Every action of the keymap, by name; for words that are typed also methods and chats."""
-
-    async def discover(self) -> Hits:
-        for label, act, help in self._actions():
-            yield DiscoveryHit(label, act, help=help)
-
-    async def search(self, query: str) -> Hits:
-        matcher = self.matcher(query)
-        for label, act, help in (*self._actions(), *self._methods(), *self._sessions()):
-            score = max(matcher.match(label), 0.8 * matcher.match(help or ""))
-            if score > 0:
-                yield Hit(score, matcher.highlight(label), act, help=help)
-
-    @property
-    def _app(self) -> PagedApp:
-        return cast(PagedApp, self.app)
-
-    def _asked(self, action: str) -> Callable[[], object]:
-        return lambda: self._app.post_message(ActionAsked(action))
-
-    def _actions(self) -> Iterator[Found]:
-        """Yield every action, and every word that may follow it."""
-        for one in ACTIONS:
-            help = f"{one.help} ({one.keys})" if one.keys else one.help
-            yield one.label, self._asked(one.action), help
-            for word in one.words:
-                yield f"{one.label}: {word}", self._asked(f"{one.action}('{word}')"), one.help
-
-    def _methods(self) -> Iterator[Found]:
-        from specllama.tui.widgets.race_tables import choices
-
-        for method in choices(self._app.chat.loader.info):
-            if method.available:
-                title = f"Draft with: {sanitize_line(method.label)}"
-                yield title, self._asked(f"use_method({method.name!r})"), None
-
-    def _sessions(self) -> Iterator[Found]:
-        try:
-            found = self._app.chat.store.summaries(limit=SESSIONS_LISTED)
-        except SpecllamaError:
-            return
-        for one in found:
-            resume = partial(self._app.resume_session, one.id)
-            yield f"Resume: {sanitize_line(one.title)}", resume, None

@@ -31,10 +31,17 @@ from numpy.typing import NDArray
 from specllama.models.ggml_types import tensor_bytes
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.gguf_writer import TYPE_IDS, Blocks, Tensor, Value, stored, write_gguf
-from specllama.models.tensors import pack_bf16, pack_q8_0, read_bytes, read_tensor
+from specllama.models.tensors import pack_q8_0, read_bytes, read_tensor
 
 Bytes = NDArray[np.uint8]
 Progress = Callable[[float], object]
+
+
+def pack_bf16(matrix: NDArray[np.float32]) -> Bytes:
+    """Pack rows as BF16, rounded to the nearest, to the even one of two."""
+    bits = np.ascontiguousarray(matrix, np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return rounded.astype("<u2").view(np.uint8).reshape(len(matrix), -1)
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,9 @@ def load_heads(path: Path, target: GgufHeader) -> Heads:
     ids = read_output_ids(header, facts)
     return Heads(
         heads=tuple(_head(header, facts, h) for h in range(facts.heads)),
-        output=read_tensor(target, output_name(target), ids) if facts.needs_target_output else None,
+        output=read_tensor(target, output_name(target))[slice(None) if ids is None else ids]
+        if facts.needs_target_output
+        else None,
         ids=ids,
         n_vocab=facts.vocab,
     )

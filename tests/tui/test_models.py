@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
 def two_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def model(name: str) -> LocalModel:
         path = ggufs.write_llama(tmp_path / f"{name[:4]}.gguf", quant="F32")
-        return LocalModel(path, "folder", name, None, "Q4_0", 5_000_000, 0.0, 0.0)
+        return LocalModel(path, "folder", name, None, "Q4_0", 5_000_000, 0.0)
 
     found = [model("alpha"), model("beta-[/x]")]
     monkeypatch.setattr("specllama.models.library.scan", lambda *a, **k: found)
@@ -473,7 +473,7 @@ def test_sizes_in_words() -> None:
 
 def local(ref: str, repo: str | None, source: Any = "huggingface", used: float = 0.0) -> LocalModel:
     path = Path("/models") / f"{ref.replace('/', '-')}-Q8_0.gguf"
-    return LocalModel(path, source, ref, repo, "Q8_0", 5_000_000, 0.0, used)
+    return LocalModel(path, source, ref, repo, "Q8_0", 5_000_000, used)
 
 
 def test_the_loaded_target_comes_first_and_drafts_are_no_targets() -> None:

@@ -15,7 +15,8 @@ from specllama.errors import PromptTooLong
 from specllama.settings.params import THINK
 from specllama.store.sessions import SessionStore
 from specllama.tui.clipboard import END, START, PasteParser
-from specllama.tui.widgets.completions import Completions
+from specllama.tui.keymap import ACTIONS
+from specllama.tui.widgets.above_prompt import Completions
 from specllama.tui.widgets.transcript import Note
 
 
@@ -100,7 +101,7 @@ async def test_nothing_is_covered(start: Any, size: tuple[int, int]) -> None:
         assert "Esc closes" in d.shown
         # no sentence ends in the middle
         assert "Does drafting pay?" in d.shown
-        whole = "Make a pair that drafting pays for: the bundled model at the cost of 1 B; race it"
+        whole = next(one.help for one in ACTIONS if one.slash == "repack")
         assert (whole in d.shown) is (size[0] > 100)
 
 

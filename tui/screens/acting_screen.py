@@ -245,25 +245,21 @@ class ActingScreen(TurnScreen):
 
     def action_copy(self, what: str = "") -> None:
         """Copy the last reply, its last code block, or the conversation."""
-        messages = reversed(self.session.messages)
-        reply = next((m.content for m in messages if m.role == "assistant"), None)
+        replies = [i for i, m in enumerate(self.session.messages) if m.role == "assistant"]
         if what == "chat":
             self.copy_text(self.session.export("md"))
-        elif what == "code":
-            self._copy_code(reply or "")
-        elif reply is None:
+        elif not replies:
             self.notify("There is no reply to copy yet", timeout=2)
+        elif what == "code":
+            self.action_copy_code_at(replies[-1])
         else:
-            self.copy_text(reply)
+            self.action_copy_at(replies[-1])
 
     def action_copy_at(self, index: int) -> None:
         self.copy_text(self.session.messages[index].content)
 
     def action_copy_code_at(self, index: int) -> None:
-        self._copy_code(self.session.messages[index].content)
-
-    def _copy_code(self, text: str) -> None:
-        if blocks := code_blocks(text):
+        if blocks := code_blocks(self.session.messages[index].content):
             self.copy_text(blocks[0])
         else:
             self.notify("There is no code block here", timeout=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar, cast
 
 from textual import on
 from textual.app import ComposeResult
@@ -38,9 +38,6 @@ from specllama.tui.widgets.prompt import Prompt
 from specllama.tui.widgets.stats_strip import StatsStrip
 from specllama.tui.widgets.transcript import Transcript
 from specllama.tui.widgets.welcome import TopBar, Welcome, next_example
-
-if TYPE_CHECKING:
-    from specllama.tui.screens.export_screen import Export
 
 TWICE_S = 1.5  # within which a key is pressed twice
 FLAT = 20  # rows below which the conversation needs that of the rounds
@@ -297,14 +294,6 @@ class ChatScreen(ActingScreen):
         for view in self.transcript.messages:
             if isinstance(view, AssistantMessage) and view.is_attached:
                 view.redraw_foot()
-
-    # ------------------------------------------------------------------ saving
-
-    def exports(self) -> list[Export]:
-        """List the conversation."""
-        from specllama.tui.screens.export_screen import of_conversation
-
-        return of_conversation(self.session)
 
     # ------------------------------------------------------------------ the engine
 

@@ -66,6 +66,9 @@ class InspectorScreen(Page):
     the token, p the target's, where they were computed. Under rejection a coin u is thrown for a
     guess: it is kept where u lies below p/q.
 
+    T records the target's three likeliest tokens at every place, from the next reply on: they
+    cost some time. Ctrl+R in the chat writes the last reply again, the same text.
+
     A reply that is being written is followed until you step back; a step to its newest round
     follows it again.
     """
@@ -77,7 +80,10 @@ class InspectorScreen(Page):
         Binding("p,pageup,up", "round(-1)", "Previous", id="inspector.previous"),
         Binding("home", "edge(0)", "First round", show=False, id="inspector.first"),
         Binding("end", "edge(1)", "Last round", show=False, id="inspector.last"),
-        Binding("ctrl+s", "app.show('export')", "Save", id="app.export"),
+        Binding(
+            "t", "app.ask('record_likeliest')", "Top three", show=False, id="inspector.likeliest"
+        ),
+        Binding("ctrl+s", "app.export", "Save", id="app.export"),
     ]
 
     def __init__(self, record: Record, *, follow: bool = False) -> None:

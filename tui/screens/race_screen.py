@@ -63,7 +63,7 @@ class RaceScreen(Page):
         Binding("l", "longer", "Longer", id="race.longer"),
         Binding("p", "ask", "Prompt", id="race.ask"),
         Binding("a", "apply", "Apply", id="race.apply"),
-        Binding("ctrl+s", "app.show('export')", "Save", id="app.export"),
+        Binding("ctrl+s", "app.export", "Save", id="app.export"),
         *(
             Binding(str(i), f"tab('{tab}')", name, show=False, id=f"race.{tab}")
             for i, (tab, name) in enumerate(TABS.items(), 1)

@@ -1,15 +1,25 @@
-"""The lines above the prompt: messages that wait for their turn, and the download that runs."""
+"""The lines above the prompt: what waits, the download that runs, completions, attached files.
+
+Slash commands are completed, the words that follow them, and paths after ``@`` and ``/read``.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+from textual import events
 from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
+from specllama.replies import attach
 from specllama.text import sanitize_line
 from specllama.tui.downloads import Downloads, figures
+from specllama.tui.keymap import SLASH, Action
 from specllama.tui.messages import StorageFailed
 from specllama.tui.state import DraftFile
 from specllama.tui.widgets.inked import Inked
@@ -109,3 +119,181 @@ class DownloadLine(Inked, Widget):
             (track, ink.muted),
             (f" {' · '.join(sanitize_line(w) for w in words)}", ink.muted),
         )
+
+
+_BEGUN = re.compile(r"""(?<!\S)@("[^"\n]*|'[^'\n]*|[^\s@"']*)$""")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One candidate: the text it inserts, and whether the text is complete then."""
+
+    insert: str
+    label: str
+    help: str = ""
+    short: str = ""  # instead of the help where that has no room
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Candidates to replace the text from ``start`` to the cursor; there is at least one."""
+
+    start: int
+    candidates: tuple[Candidate, ...]
+
+
+def complete(text: str, cursor: int) -> Completion | None:
+    if text.startswith("/") and "\n" not in text and cursor == len(text):
+        name, space, rest = text[1:].partition(" ")
+        action = SLASH.get(name.lower())
+        found = list(_commands(name)) if not space else list(_words(action, rest)) if action else []
+        return Completion(0, tuple(found)) if found else None
+    begun = _BEGUN.search(text[:cursor])
+    if begun is None:
+        return None
+    found = [
+        Candidate(
+            _begun(path) if path.endswith("/") else f"{attach.named(path)} ", path, detail, detail
+        )
+        for path, detail in _paths(begun[1].lstrip("\"'"))
+    ]
+    return Completion(begun.start(), tuple(found)) if found else None
+
+
+def _commands(begun: str) -> Iterator[Candidate]:
+    begun = begun.lower()
+    at = {name: name.find(begun) for name in SLASH}
+    # what begins so stands before what only contains it, and the very word before both
+    for name in sorted(SLASH, key=lambda name: (name != begun, at[name] > 0)):
+        if at[name] == 0 or (at[name] > 0 and len(begun) > 1):
+            action = SLASH[name]
+            more = " ".join(filter(None, ("|".join(action.words), action.takes)))
+            insert = f"/{name} " if more else f"/{name}"
+            label = f"/{name} {action.takes}".rstrip()
+            yield Candidate(insert, label, action.help, action.label, final=not more)
+
+
+def _words(action: Action, begun: str) -> Iterator[Candidate]:
+    for word in action.words:
+        if word.startswith(begun.lower()):
+            yield Candidate(f"/{action.slash} {word}", word, final=True)
+    if action.takes:
+        for path, detail in _paths(begun):
+            insert = f"/{action.slash} {path}"
+            yield Candidate(insert, path, detail, detail, final=not path.endswith("/"))
+
+
+def _paths(begun: str) -> Iterator[tuple[str, str]]:
+    """Yield paths that continue this one, with the sizes of files."""
+    for path in attach.paths(begun):
+        detail = ""
+        if not path.endswith("/"):
+            try:
+                detail = attach.size_of(Path(path).expanduser().stat().st_size)
+            except (OSError, ValueError, RuntimeError):
+                detail = "cannot be read"
+        yield path, detail
+
+
+def _begun(folder: str) -> str:
+    """Return a folder as the beginning of a mention: a quote stays open."""
+    quoted = attach.named(folder)
+    return quoted if quoted == f"@{folder}" else quoted[:-1]
+
+
+ROWS, ROWS_SHORT = 8, 4
+LABEL_COLUMNS = 34
+
+
+class Completions(Inked, Widget, can_focus=False):
+    """A list between the strip and the prompt that takes its rows from the conversation, so that
+    it covers nothing. The prompt has the keys."""
+
+    DEFAULT_CSS = """
+    Completions { height: auto; padding: 0 1; display: none; }
+    """
+
+    def __init__(self, clicked: Callable[[], object]) -> None:
+        super().__init__()
+        self._clicked = clicked
+        self.completion: Completion | None = None
+        self._at = 0
+
+    @property
+    def chosen(self) -> Candidate | None:
+        return self.completion.candidates[self._at] if self.completion else None
+
+    def show(self, completion: Completion | None) -> None:
+        if completion != self.completion:
+            self.completion, self._at = completion, 0
+            self.display = completion is not None
+            self.refresh(layout=True)
+
+    def move(self, step: int) -> None:
+        assert self.completion is not None
+        self._at = (self._at + step) % len(self.completion.candidates)
+        self.refresh()
+
+    @property
+    def _window(self) -> range:
+        """The candidates in sight, with the chosen one among them."""
+        count = len(self.completion.candidates) if self.completion else 0
+        rows = min(count, ROWS if self.app.size.height >= 24 else ROWS_SHORT)
+        start = min(max(0, self._at - rows // 2), count - rows)
+        return range(start, start + rows)
+
+    def render(self) -> Content:
+        if self.completion is None:
+            return Content("")
+        ink, found, width = self.ink, self.completion.candidates, self.content_size.width
+        labels = max(len(sanitize_line(found[i].label)) for i in self._window)
+        labels = min(labels, LABEL_COLUMNS, width - 4)
+        room = width - labels - 4
+        lines: list[Content] = []
+        for i in self._window:
+            whole = Content(sanitize_line(found[i].label))
+            label = whole.truncate(labels, ellipsis=True, pad=True).plain
+            mark = "▶ " if i == self._at else "  "
+            help_ = _clauses(found[i].help, room) or found[i].short
+            style = "bold $primary" if i == self._at else ""
+            lines.append(Content.assemble((f"{mark}{label}", style), (f"  {help_}", ink.muted)))
+        dot = " · "
+        hint = dot.join((f"  {self._at + 1}/{len(found)}", "Tab or Enter takes it", "Esc closes"))
+        lines.append(Content.assemble((hint, ink.muted)))
+        return Content("\n").join(lines)
+
+    def on_click(self, event: events.Click) -> None:
+        row = event.get_content_offset(self)
+        if row is not None and row.y < len(self._window):
+            self._at = self._window[row.y]
+            self._clicked()
+
+
+class Attached(Inked, Static):
+    """One chip for each file that goes with the message: its name, size and tokens; or why it
+    cannot."""
+
+    DEFAULT_CSS = """
+    Attached { height: auto; max-height: 3; padding: 0 2; display: none; }
+    """
+
+    def show(self, chips: Sequence[tuple[str, str, bool]]) -> None:
+        """Show the name of each file, its size and tokens, and whether it can be sent."""
+        self.display = bool(chips)
+        ink, glyphs = self.ink, self.glyphs
+        lines = []
+        for name, words, goes in chips:
+            mark = (f"{glyphs.accepted} ", ink.accent) if goes else ("! ", ink.warn)
+            style = ink.muted if goes else ink.warn
+            text = f"{sanitize_line(name)}  " if goes else ""
+            lines.append(Content.assemble(mark, (text, "bold"), (sanitize_line(words), style)))
+        self.update(Content("\n").join(lines))
+
+
+def _clauses(text: str, columns: int) -> str:
+    """Cut a sentence at the last end of a clause that there is room for."""
+    if len(text) <= columns:
+        return text
+    ends = [m.end() - (m[0] != "?") for m in re.finditer(r"[,;:?](?=\s)", text)]
+    return text[: max((end for end in ends if end <= columns), default=0)]

@@ -21,7 +21,7 @@ from specllama.errors import PromptTooLong, SpecllamaError, UsageError
 from specllama.replies import attach
 from specllama.tui.messages import ActionAsked, PromptSubmitted, StorageFailed
 from specllama.tui.state import DraftFile, PromptHistory
-from specllama.tui.widgets.completions import Attached, Completions, complete
+from specllama.tui.widgets.above_prompt import Attached, Completions, complete
 
 # The editor wraps and draws all of its text; with a megabyte, every key would be slow.
 FOLD_PASTE_CHARS, FOLD_PASTE_LINES = 6000, 40
@@ -81,7 +81,7 @@ class Prompt(TextArea):
         self.draft = draft
         self.pastes: dict[str, str] = {}
         """What the text stands for: pastes by their number, and by "@name" the text of files."""
-        self.completions, self.attached = Completions(self.take_completion), Attached()
+        self.completions, self.attached = Completions(self.take_completion), Attached(markup=False)
         self.n_ctx = 0  # tokens that the context holds, once a model is loaded
         self._count: Count | None = None
         self._tokens: dict[str, int | None] = {}

@@ -208,7 +208,6 @@ SCENES = README | {
     "models": Scene(_models),
     "sessions": Scene(_key("f7")),
     "settings": Scene(_key("f8")),
-    "save": Scene(_key("ctrl+s")),
 }
 
 
