@@ -50,7 +50,6 @@ def command(as_json: bool, **flags: Any) -> None:
     weights that change nothing and take as long as real ones. It shows what drafting gains here
     with a model of that size, not how well such a model writes.
     """
-    from specllama.bench import scaled_pair
     from specllama.settings.params import EngineOptions
 
     settings = resolve(flags)
