@@ -97,7 +97,7 @@ def _race_real(target: str, draft: str | None, options: EngineOptions, *, as_jso
     from specllama.bench import scaled_pair
     from specllama.bench.outcome import RaceBoard
 
-    with loading.open_files(target, draft, options, quiet=as_json, measured=True) as engine:
+    with loading.open_files(target, draft, options, quiet=as_json) as engine:
         model, its, board = engine.info.target, engine.info.draft, RaceBoard()
         what = model.label if its is None else f"{model.label} + {its.label}"
         _say(as_json, f"{what}:")
