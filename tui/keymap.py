@@ -35,8 +35,6 @@ class Action:
     priority: bool = True
     words: tuple[str, ...] = ()
     """What may follow the slash command; the action takes it."""
-    takes: str = ""
-    """What must follow it instead, any text."""
 
 
 ACTIONS: tuple[Action, ...] = (
@@ -81,9 +79,6 @@ ACTIONS: tuple[Action, ...] = (
            "Change the last question and send it again", "edit"),
     Action("chat.undo", "", "undo", "Undo turn",
            "Take back the last question and its reply; the question returns to the prompt", "undo"),
-    Action("chat.read", "", "read", "Attach a file",
-           "Put a file's text into the message, as @PATH does anywhere in it", "read",
-           takes="PATH"),
     Action("chat.version_back", "alt+left", "version(-1)", "Former version",
            "What was written before this question was edited or this reply written again"),
     Action("chat.version_on", "alt+right", "version(1)", "Later version",
@@ -145,10 +140,6 @@ def slash_command(text: str) -> Action | None:
         if word not in action.words:
             raise UsageError(f"{name} takes one of {', '.join(action.words)}", literally)
         return replace(action, action=f"{action.action}('{word}')")
-    if action.takes:
-        if not word:
-            raise UsageError(f"{name} takes a {action.takes.lower()}", literally)
-        return replace(action, action=f"{action.action}({rest.strip()!r})")
     if word:
         raise UsageError(f"{name} takes no words", literally)
     return action

@@ -1,6 +1,7 @@
-"""The pages opened from the chat, each with its opening and the effect of its answer.
+"""The pages opened from the chat, and the palette of all actions, methods and conversations.
 
-The keymap names them. A page is imported when it is opened, so that the first frame comes early.
+Each page has its opening here and the effect of its answer; the keymap names them. A page is
+imported when it is opened, so that the first frame comes early.
 """
 
 from __future__ import annotations
@@ -303,3 +304,6 @@ def self_contained(svg: str) -> str:
     """Remove the fonts that a drawing of Rich or Textual would fetch: use the reader's own."""
     svg = FONTS.sub("", svg).replace(FONT, "font-family: ui-monospace, Menlo, Consolas, ")
     return UNFIT.sub("\ufffd", svg)
+
+
+SESSIONS_LISTED = 30

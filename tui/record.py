@@ -76,26 +76,18 @@ class Record:
             self.rounds.append(done)
             self.stats.observe(done)
 
-    def begin(self, started: Started) -> None:
-        """Begin a request: all that is added from now on answers it."""
-        self.starts.append((len(self.rounds), started))
-
-    def end(self, finished: Finished) -> None:
-        """Record the end of the newest request."""
-        self.ends[len(self.starts)] = finished
-
     def take(self, new: News) -> None:
         """Add the news of a request, which may be the first or the last part of it."""
         if new.started is not None:
-            self.begin(new.started)
+            self.starts.append((len(self.rounds), new.started))
         self.add(new.rounds)
         if new.finished is not None:
-            self.end(new.finished)
+            self.ends[len(self.starts)] = new.finished
 
     def restore(self, stats: dict[str, Any]) -> None:
         """Restore a reply that was stored without its rounds."""
         if (finished := _finished_from(stats)) is not None:
-            self.end(finished)
+            self.ends[len(self.starts)] = finished
 
     @property
     def finished(self) -> Finished | None:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specllama.cli import completion, diagnostics, output
+from specllama.cli import completion, diagnostics
 from specllama.cli.diagnostics import confirm, yes_option
 from specllama.cli.listing import Column, json_option, limit_option, listing, number, picked, when
 from specllama.errors import UsageError
-from specllama.paths import data_dir, sessions_file
+from specllama.paths import data_dir
 from specllama.store import states
 from specllama.text import number_of
 
@@ -130,12 +130,6 @@ def rm(ids: tuple[str, ...], every: bool, typed: bool, yes: bool) -> None:
         for path in _typed():
             path.unlink(missing_ok=True)
     diagnostics.note(f"deleted {what}")
-
-
-@command.command("path")
-def path() -> None:
-    """Print where conversations are kept."""
-    output.line(str(sessions_file()))
 
 
 def _typed() -> list[Path]:

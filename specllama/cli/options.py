@@ -132,15 +132,13 @@ class GroupedCommand(click.Command):
                 raise
             raise _instead(error, ctx) from None
         except click.UsageError as error:
-            if "unexpected extra argument" not in error.message or not self._has_model():
+            takes_model = any(param.name == "model" for param in self.params)
+            if "unexpected extra argument" not in error.message or not takes_model:
                 raise
             line = f"specllama {ctx.info_name} -m MODEL"
             raise click.UsageError(
                 f"{error.message}; a model goes with -m, a prompt into quotes: {line}", ctx
             ) from None
-
-    def _has_model(self) -> bool:
-        return any(param.name == "model" for param in self.params)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -278,6 +276,14 @@ key_option = grouped(
     "--api-key-file", type=click.Path(path_type=Path), metavar="FILE", group="Model",
     help="Read the key of that server from a file; else SPECLLAMA_API_KEY holds it.",
 )  # fmt: skip
+which_server = (
+    key_option,
+    grouped("--remote-model", default="", metavar="ID", group="Model",
+            help="Which of that server's models to use, where it has several."),
+    grouped("--remote-kind", default="auto", metavar="KIND", group="Model",
+            help="What that server is: auto, specllama, llama-server, vllm, sglang, trtllm, "
+            "tgi, lmstudio, ollama, mlx-lm, transformers, openai.  [default: auto]"),
+)  # fmt: skip
 
 
 def remote_options(function: Decorated) -> Decorated:
@@ -306,12 +312,7 @@ def remote_options(function: Decorated) -> Decorated:
 
     found: Any = command
     for option in (
-        key_option,
-        grouped("--remote-model", default="", metavar="ID", group="Model",
-                help="Which of that server's models to use, where it has several."),
-        grouped("--remote-kind", default="auto", metavar="KIND", group="Model",
-                help="What that server is: auto, specllama, llama-server, vllm, sglang, trtllm, "
-                "tgi, lmstudio, ollama, mlx-lm, transformers, openai.  [default: auto]"),
+        *which_server,
         grouped("--remote", "--server", "remote", metavar="URL", group="Model",
                 help="Use a running server, ours or any other. No model is loaded here."),
     ):  # fmt: skip

@@ -25,6 +25,7 @@ from specllama.cli.options import (
     seed_option,
     settings_options,
     temperatures_option,
+    which_server,
 )
 from specllama.cli.progress import Meter
 from specllama.errors import UsageError
@@ -75,20 +76,15 @@ _SERVER = (
     grouped("--plain", metavar="URL", group=_GROUP,
             help="The same server without speculation, where a request cannot switch it off. "
             "With neither, -m FILE is compared with: the same weights in our own engine."),
-    grouped("--remote-kind", default="", metavar="KIND", group=_GROUP,
-            help="What that server is, where that is not found out, such as vllm or openai."),
-    grouped("--remote-model", default="", metavar="ID", group=_GROUP,
-            help="Which of that server's models to prove, where it has several."),
-    grouped("--api-key-file", type=click.Path(path_type=Path), metavar="FILE", group=_GROUP,
-            help="Read the key of that server from a file; else SPECLLAMA_API_KEY holds it."),
+    *reversed(which_server),
     grouped("--tokens", type=click.IntRange(1), default=4000, show_default=True, metavar="N",
             group=_GROUP, help="Tokens of replies without seeds to look at, at most."),
     grouped("--at-once", type=click.IntRange(1, 64), default=4, show_default=True,
             metavar="N", group=_GROUP,
             help="Ask for N replies at the same time, too; 1 does not."),
 )  # fmt: skip
-_GIVEN = ("plain", "remote_kind", "remote_model", "api_key_file")  # unset by default
-_OF_SERVER = ("against", "tokens", "at_once", *_GIVEN)
+_GIVEN = ("plain", "remote_model", "api_key_file")  # unset by default
+_OF_SERVER = ("against", "tokens", "at_once", "remote_kind", *_GIVEN)
 
 
 def _server_options(function: Decorated) -> Decorated:

@@ -62,7 +62,7 @@ def run(
     further = load_prompts(path)
     if not (prompts := further[slice(*some)]):
         raise click.BadParameter(f"there are {len(further)} prompts", param_hint="-n, --skip")
-    kind, model, key = flags["remote_kind"] or "auto", flags["remote_model"], flags["api_key_file"]
+    kind, model, key = (flags[name] for name in ("remote_kind", "remote_model", "api_key_file"))
     with contextlib.ExitStack() as stack:
 
         def opened(url: str) -> ForeignEngine:

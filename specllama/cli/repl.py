@@ -47,11 +47,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
 ALIASES = {"exit": "quit", "q": "quit", "?": "help", "temp": "temperature", "clear": "new"}
 
 
-def handler_name(command: str) -> str:
-    """Return the name of the Repl method for a command."""
-    return "_do_" + command.replace("-", "_")
-
-
 @contextmanager
 def resting(engine: EngineLike) -> Iterator[None]:
     """Measure unknown figures of the model while the next message is typed; show them then."""
@@ -194,7 +189,7 @@ class Repl:
             raise UsageError(
                 f"there is no command /{name}", f"{hint} To send it as text, type //{name}"
             )
-        handler: Callable[[str], None] = getattr(self, handler_name(name))
+        handler: Callable[[str], None] = getattr(self, "_do_" + name.replace("-", "_"))
         handler(rest.strip())
 
     def _do_help(self, rest: str) -> None:

@@ -20,7 +20,7 @@ from specllama.cli import completion, diagnostics, lines, output
 from specllama.cli.lines import history_file
 from specllama.cli.output import WordWrap, columns, wrapped
 from specllama.cli.printer import Printer
-from specllama.cli.repl import COMMANDS, Repl, handler_name
+from specllama.cli.repl import COMMANDS, Repl
 from specllama.errors import EngineError
 from specllama.events import Event, Finished, Notice
 from specllama.interface import Message
@@ -128,7 +128,7 @@ def test_every_command_has_a_handler_and_a_help_line(cli) -> None:
     shown = cli("chat", stdin=b"/help\n").err
     for name in COMMANDS:
         assert f"/{name}" in shown
-        assert callable(getattr(Repl, handler_name(name)))
+        assert callable(getattr(Repl, "_do_" + name.replace("-", "_")))
 
 
 def test_an_engine_error_ends_one_turn(cli) -> None:

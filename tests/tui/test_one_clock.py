@@ -17,6 +17,7 @@ from specllama.events import Event, Finished, RoundDone, Started
 from specllama.figures import Figures
 from specllama.settings.params import GenerateParams
 from specllama.store.rounds import RoundLog, list_runs, read_run
+from specllama.told import news
 from specllama.tui.record import LAG, Record
 from specllama.tui.themes import DARK, UNICODE, ink_for
 from specllama.tui.widgets import walk
@@ -244,14 +245,14 @@ def test_the_figures_of_a_long_reply_are_not_computed_for_every_round(
 
     monkeypatch.setattr(Figures, "of", staticmethod(counted))
     record = Record("t", live=True)
-    record.begin(next(one for one in events if isinstance(one, Started)))
+    record.take(news(next(one for one in events if isinstance(one, Started))))
     for _ in range(20):
         for done in some:
             record.add([done])
             shown = record.figures()
             assert len(record.rounds) * (1 - 1 / LAG) - 1 <= shown.rounds
     assert len(made) < len(record.rounds) / 3
-    record.end(next(one for one in events if isinstance(one, Finished)))
+    record.take(news(next(one for one in events if isinstance(one, Finished))))
     record.figures()
     assert made[-1] == len(record.rounds), "in the end all of them count"
 

@@ -11,6 +11,7 @@ from fakes import Reply, ScriptedEngine, engine_info
 from specllama.events import PrefillProgress, RoundDone, Started
 from specllama.figures import Figures
 from specllama.settings.params import GenerateParams
+from specllama.told import news
 from specllama.tui.record import Record
 from specllama.tui.themes import DARK, UNICODE, ink_for
 from specllama.tui.widgets.panel import Drawing, LivePanel, Section, layout
@@ -98,7 +99,7 @@ def test_a_live_reply_fills_the_context_as_it_grows() -> None:
     started, done = whole.starts[0][1], whole.rounds[0]
     live = Record("t", live=True)
     assert live.context() is None
-    live.begin(started)
+    live.take(news(started))
     assert live.context() == (started.prompt_n, started.n_ctx)
     live.add([done])
     assert live.context() == (started.prompt_n + 1, started.n_ctx)

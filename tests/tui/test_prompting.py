@@ -135,21 +135,6 @@ async def test_folders_spaces_and_quotes(start: Any, folder: Path) -> None:
         assert d.texts[0][1].startswith("````more files/a b.txt\n```\ncode\n```\n````")
 
 
-async def test_read_attaches_a_file(start: Any, folder: Path) -> None:
-    async with start("Yes.") as d:
-        await press(d, *"/read no")
-        assert offered(d) == ["notes.md"]
-        await press(d, "enter")
-        await d.until(lambda: d.app.chat.prompt.text == "@notes.md ")
-        await d.until(lambda: "8 tokens" in d.shown)
-        await d.type("/read nothing.md")
-        await press(d, "enter")
-        await d.until(lambda: d.app._notifications)
-        (said,) = d.app._notifications
-        assert said.message.startswith("nothing.md: there is no such file")
-        assert d.app.chat.prompt.text == "/read nothing.md"
-
-
 async def test_what_cannot_go_is_said_and_nothing_is_lost(start: Any, folder: Path) -> None:
     async with start("Yes.") as d:
         for name, words in (("image.png", "is not text in UTF-8"), ("no.md", "no such file")):

@@ -126,17 +126,6 @@ async def test_the_inspector_follows_into_the_next_reply(start: Any) -> None:
         assert "second" in d.shown
 
 
-async def test_the_likeliest_are_recorded_on_request(start: Any) -> None:
-    async with start("One two three four.") as d:
-        await d.say("hello")
-        await opened(d, "f3", InspectorScreen)
-        await d.press("t", until=lambda: d.app.session.params.chances == 3)
-        await d.pilot.press("escape")
-        await d.say("again")
-        assert d.engine.requests[-1].params.chances == 3
-        await d.press("f3", "t", until=lambda: d.app.session.params.chances is None)
-
-
 async def test_the_inspector_with_nothing_to_show_says_what_to_do(start: Any) -> None:
     async with start("Ok.") as d:
         await opened(d, "f3", InspectorScreen)

@@ -52,13 +52,13 @@ def snap_compare(snap_compare: Any, request: pytest.FixtureRequest) -> Callable[
     return compare
 
 
-def make(recipe: Any = None, chances: int | None = None, **options: Any) -> SpecllamaApp:
+def make(recipe: Any = None, **options: Any) -> SpecllamaApp:
     chosen = recipe or DemoFactory(speed=0)
     return SpecllamaApp(
         target="demo",
         host_class=InlineHost,
         factory_for=lambda target, draft: chosen,
-        params=GenerateParams(seed=7, draft_max=4, chances=chances),
+        params=GenerateParams(seed=7, draft_max=4),
         pace=FlushPace(0.02),
         **options,
     )
@@ -126,11 +126,6 @@ def test_long_stream(snap_compare: Any) -> None:
     text = "\n\n".join(f"Paragraph {i} of a long reply that goes on and on." for i in range(60))
     engine = ScriptedEngine([Reply(text, accept=(3, 1, 0))])
     assert snap_compare(make(Recipe(engine)), run_before=after(), terminal_size=USUAL)
-
-
-def test_inspector_argues_with_the_likeliest(snap_compare: Any) -> None:
-    steps = after("f3", "n", "n", "n", "n", "right", "right")
-    assert snap_compare(make(chances=3), run_before=steps, terminal_size=WIDE)
 
 
 @pytest.mark.parametrize("size", [WIDE, USUAL, SMALL], ids=["120x36", "80x24", "60x16"])

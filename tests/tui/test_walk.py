@@ -6,10 +6,11 @@ from demo_engine import DemoEngine
 from fakes import Reply, ScriptedEngine
 from textual.theme import BUILTIN_THEMES
 
-from specllama.events import RoundDone, Started
+from specllama.events import RoundDone
 from specllama.figures import depths
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.method import Facts, menu
+from specllama.told import news
 from specllama.tui.record import Record, fate_of, glyph_run
 from specllama.tui.screens import inspector_screen
 from specllama.tui.themes import DARK, UNICODE, ink_for
@@ -56,10 +57,7 @@ def test_a_residual_sample_is_not_called_the_targets_choice(rule: str) -> None:
             "x", GenerateParams(seed=1, draft_max=4, verify=verify)
         )
         for event in events:
-            if isinstance(event, Started):
-                record.begin(event)
-            elif isinstance(event, RoundDone):
-                record.add([event])
+            record.take(news(event))
     second = record.starts[1][0]
     assert [record.verify_at(i) for i in (0, second - 1, second)] == ["match", "match", rule]
     for at, words in ((1, "own choice"), (second + 1, "drawn from the residual")):
@@ -97,29 +95,6 @@ def test_a_refused_sibling_is_told_what_was_drawn_in_its_place() -> None:
     laws = dataclasses.replace(done, p=(0.4, 0.1) * 4, q=(0.5, None) * 4)
     for line in walk.table(laws, 2, UNICODE, INK, verify="rejection").plain.splitlines():
         assert ("␣other" in line) <= ("p/q" not in line)  # nobody knows the residual
-
-
-def test_the_likeliest_stand_beside_the_guesses_where_there_is_room() -> None:
-    events = list(DemoEngine().generate("x", GenerateParams(seed=1, draft_max=4, chances=3)))
-    some = record_of("t", events).rounds
-    done = next(one for one in some if 0 < one.accepted < len(one.drafted))
-    wide = walk.table(done, 2, UNICODE, INK, 110).plain.splitlines()
-    assert wide[0].endswith("target's likeliest")
-    at = wide[0].index("target's likeliest")
-    beside = [line[at:] for line in wide[1 : 1 + len(done.drafted)]]
-    judged = done.accepted + 1
-    for i, text in enumerate(beside[:judged]):
-        place = done.chances[i]
-        assert text.split()[0] == walk.token_text(done.emitted_text[i])
-        assert text == walk.likeliest(place)
-        assert text.count("%") == 3
-    assert not any(beside[judged:])
-    assert wide[-1].strip() == f"likeliest there: {walk.likeliest(done.chances[-1])}"
-    narrow = walk.table(done, 2, UNICODE, INK, 60).plain
-    assert "target's likeliest" not in narrow
-    assert "likeliest there" in narrow
-    unasked = dataclasses.replace(done, chances=())
-    assert "T adds the three likeliest" in walk.table(unasked, 2, UNICODE, INK, 110).plain
 
 
 def test_what_nobody_knows_has_no_column() -> None:

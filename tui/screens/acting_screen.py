@@ -18,7 +18,6 @@ from specllama.tui.widgets.message import AssistantMessage, MessageView, UserMes
 
 USUAL_DRAFTING = {"speculate": True, "proposer": "auto", "window": "auto", "draft_max": None}
 DEMONSTRATION = 4  # guesses a round
-LIKELIEST = 3  # tokens alongside each of the reply, on request
 
 
 class ActingScreen(TurnScreen):
@@ -235,13 +234,6 @@ class ActingScreen(TurnScreen):
         how = how or ("auto" if params.think == "off" else "off")
         self.set_params(params.replace(think=how))
         self.notify(f"Thoughts: {how}, from the next reply on", timeout=2)
-
-    def action_record_likeliest(self) -> None:
-        params = self.session.params
-        asked = None if params.chances else LIKELIEST
-        self.set_params(params.replace(chances=asked))
-        words = "are recorded" if asked else "are no longer recorded"
-        self.notify(f"The target's three likeliest tokens {words}, from the next reply on")
 
     def demonstrate(self) -> None:
         """Let the very first conversation draft where it does not pay, so that drafting is seen."""

@@ -16,7 +16,6 @@ from specllama.bench.outcome import RaceBoard
 from specllama.errors import UsageError
 from specllama.events import RoundDone, Started
 from specllama.interface import EngineInfo
-from specllama.replies import attach
 from specllama.session import Session
 from specllama.store.sessions import SessionStore
 from specllama.text import sanitize_line
@@ -257,14 +256,6 @@ class ChatScreen(ActingScreen):
         else:
             self.notify("Esc again empties the prompt", timeout=TWICE_S)
         self._left_s = now
-
-    def action_read(self, path: str) -> None:
-        """Attach a file to the message in the prompt."""
-        try:
-            self.prompt.attach_file(attach.unquoted(path))
-        except UsageError as error:
-            self.warn(error)
-            self.prompt.put(f"/read {path}")
 
     def action_listed(self, action: str, columns: int) -> None:
         """Pass a key of the footer that was pressed or clicked to the app."""

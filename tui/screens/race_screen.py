@@ -128,13 +128,10 @@ class RaceScreen(Page):
             self._race_methods([m for m in choices(self.info) if m.available and m is not PLAINLY])
             return
         way, laps = self._race, self.board.free_lap("race")
-        self._early = way is None or not outcome.decided(way)
+        early = self._early = way is None or not outcome.decided(way)
         self._goal = laps + (outcome.MORE if laps else outcome.MOST)
-        runs = outcome.race(self.board, self.setup.lap, self._goal, self._is_enough)
-        self._start("race", runs)
-
-    def _is_enough(self, way: outcome.Way) -> bool:
-        return self._early and outcome.decided(way)
+        enough = outcome.decided if early else lambda way: False
+        self._start("race", outcome.race(self.board, self.setup.lap, self._goal, enough))
 
     def action_race_all(self) -> None:
         self.action_run()

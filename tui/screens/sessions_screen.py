@@ -101,9 +101,6 @@ class Preview(Inked, Vertical):
         scroll = self.query_one(VerticalScroll)
         (scroll.scroll_home if found else scroll.scroll_end)(animate=False)
 
-    def scroll_by(self, lines: int) -> None:
-        self.query_one(VerticalScroll).scroll_relative(y=lines, animate=False)
-
     def _head(self, stored: StoredSession) -> Content:
         count = number_of(len(stored.messages), "message")
         return Content.assemble(
@@ -275,7 +272,7 @@ class SessionsScreen(Page):
         return next((one for one in self._found if option and one.id == option.id), None)
 
     def action_scroll(self, step: int) -> None:
-        self.query_one(Preview).scroll_by(3 * step)
+        self.query_one("#preview VerticalScroll").scroll_relative(y=3 * step, animate=False)
 
     @on(Input.Changed)
     def _typed(self) -> None:

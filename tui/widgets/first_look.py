@@ -21,6 +21,7 @@ from textual.widgets import Static
 
 from specllama.events import Finished, RoundDone, Started
 from specllama.store.rounds import read_run
+from specllama.told import news
 from specllama.tui.loader import EngineLoader
 from specllama.tui.record import Record
 from specllama.tui.widgets.drafted import DraftedView
@@ -95,7 +96,7 @@ class FirstLook(Inked, Vertical):
         super().__init__(id=id)
         self.recording = recording()
         self.record = Record(f"a recording: {self.recording.what}")
-        self.record.begin(self.recording.started)
+        self.record.take(news(self.recording.started))
         self.record.live = True
         self.seconds = 0.0
         self.over = False
@@ -162,5 +163,5 @@ class FirstLook(Inked, Vertical):
 
     def _leave(self) -> None:
         self.record.live = False
-        self.record.end(self.recording.finished)
+        self.record.take(news(self.recording.finished))
         self._moved(self.record, [])

@@ -176,16 +176,6 @@ class Prompt(TextArea):
 
     # ------------------------------------------------------------------ files
 
-    def attach_file(self, name: str) -> None:
-        """Read a file and mention it.
-
-        Raises:
-            UsageError: it cannot be attached.
-        """
-        self.pastes[f"@{name}"] = attach.read(name, self.n_ctx)
-        self.insert(f"{attach.named(name)} ")
-        self.focus()
-
     def with_files(self, typed: str) -> str:
         """Return the message to send: the files that the text mentions, and the text.
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 from textual.content import Content
 
-from specllama.events import Chances, RoundDone
+from specllama.events import RoundDone
 from specllama.figures import depths
-from specllama.text import number_of, sanitize, spelled
+from specllama.text import number_of, sanitize
 from specllama.tui.record import fate_of, is_special
 from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.drafted import written
@@ -132,7 +129,7 @@ def table(
     token.
 
     A chain is a list; a tree hangs its branches on their parents. ``verify`` is the rule that
-    judged. The target's likeliest stand alongside where there is room.
+    judged.
     """
     style = ink.source(done.source)
     if not done.drafted:
@@ -149,7 +146,7 @@ def table(
         known += [
             (n, v) for n, v in (("p", done.p), ("q", done.q)) if any(x is not None for x in v)
         ]
-    bars = width >= column + 70 and not done.chances
+    bars = width >= column + 70
     head = f"{'':3} {'token':<{column}}"
     for name, _ in known:
         head += f"  {name:>5}" + (" " * (BAR + 1) if bars and name != "conf" else "")
@@ -176,51 +173,9 @@ def table(
         if letter:
             parts.append((f" {letter}", mine))
         lines.append(Content.assemble(*parts))
-    if stage >= 1:
-        lines = _beside(lines, done, [i for i, _ in tree], ink, width)
     if stage == 2:
         lines += _target_lines(done, glyphs, ink, verify)
     return Content("\n").join(lines)
-
-
-def _beside(
-    lines: list[Content],
-    done: RoundDone,
-    order: Sequence[int],
-    ink: Ink,
-    width: int,
-) -> list[Content]:
-    """Add the target's likeliest tokens next to the guesses judged, as many as fit."""
-    at = max(line.cell_length for line in lines) + 3
-    for n in (3, 2, 1):
-        column = [
-            "target's likeliest",
-            *(likeliest(place_of(done, i), n) for i in order),
-        ]
-        if any(column[1:]) and at + max(map(len, column)) <= width:
-            return [
-                Content.assemble(line, (" " * (at - line.cell_length) + words, ink.muted))
-                for line, words in zip(lines, column, strict=True)
-            ]
-    return lines
-
-
-def place_of(done: RoundDone, i: int) -> Chances | None:
-    """Return the chances of tokens at the place of guess ``i``; None if it was not judged, or no
-    chances were requested."""
-    depth = depths(done.parents)[i] - 1
-    judged = fate_of(done)[i] != "untested" and depth < len(done.chances)
-    return done.chances[depth] if judged else None
-
-
-def likeliest(place: Chances | None, n: int = 3) -> str:
-    """Format the likeliest tokens before temperature and cut-offs: "␣the 62%  ␣a 20%  ␣one 4%"."""
-    if place is None:
-        return ""
-    return "  ".join(
-        f"{token_text(spelled(bytes(one.bytes)))} {math.exp(one.logprob):.0%}"
-        for one in place.top[:n]
-    )
 
 
 def equation(done: RoundDone, i: int, fate: str, verify: str) -> str:
@@ -275,11 +230,7 @@ def _target_lines(done: RoundDone, glyphs: Glyphs, ink: Ink, verify: str) -> lis
         (token_text(done.target_text), ink.target),
         (f"  {kind}", ink.muted),
     )
-    words = likeliest(done.chances[-1] if done.chances else None)
-    told = (
-        f"likeliest there: {words}" if words else "T adds the three likeliest, from the next reply"
-    )
-    return [line, Content.assemble((f"    {told}", ink.muted))]
+    return [line]
 
 
 def caption(done: RoundDone, stage: int, glyphs: Glyphs) -> str:
