@@ -304,6 +304,3 @@ def self_contained(svg: str) -> str:
     """Remove the fonts that a drawing of Rich or Textual would fetch: use the reader's own."""
     svg = FONTS.sub("", svg).replace(FONT, "font-family: ui-monospace, Menlo, Consolas, ")
     return UNFIT.sub("\ufffd", svg)
-
-
-SESSIONS_LISTED = 30

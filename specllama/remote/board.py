@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from time import monotonic
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from specllama.rates import share
 from specllama.remote.answers import Counters
@@ -70,9 +70,7 @@ class BoardLine:
 
 
 class ServerWatch(Protocol):
-    """A view of a server, from its events; ``legend`` explains its words."""
-
-    legend: ClassVar[str]
+    """A view of a server, from its events."""
 
     def take(self, event: dict[str, Any]) -> None:
         """Take in one event."""

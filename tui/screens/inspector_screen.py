@@ -58,6 +58,7 @@ class InspectorScreen(Page):
     HELP = """
     Right and Left step through the stages of a round: what was drafted, what the target said in
     its one pass, what was committed. N and P go to the next and previous round.
+    Another reply: Tab to it in the chat, then I.
 
     Each row at the left is a round: as long as it took, with the tokens that it wrote; green won
     time against plain decoding, amber and shaded lost some.
@@ -65,9 +66,6 @@ class InspectorScreen(Page):
     conf is the proposer's own guess that the token will be accepted, q the probability it gave
     the token, p the target's, where they were computed. Under rejection a coin u is thrown for a
     guess: it is kept where u lies below p/q.
-
-    T records the target's three likeliest tokens at every place, from the next reply on: they
-    cost some time. Ctrl+R in the chat writes the last reply again, the same text.
 
     A reply that is being written is followed until you step back; a step to its newest round
     follows it again.
@@ -80,9 +78,6 @@ class InspectorScreen(Page):
         Binding("p,pageup,up", "round(-1)", "Previous", id="inspector.previous"),
         Binding("home", "edge(0)", "First round", show=False, id="inspector.first"),
         Binding("end", "edge(1)", "Last round", show=False, id="inspector.last"),
-        Binding(
-            "t", "app.ask('record_likeliest')", "Top three", show=False, id="inspector.likeliest"
-        ),
         Binding("ctrl+s", "app.export", "Save", id="app.export"),
     ]
 

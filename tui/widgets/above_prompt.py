@@ -1,6 +1,6 @@
 """The lines above the prompt: what waits, the download that runs, completions, attached files.
 
-Slash commands are completed, the words that follow them, and paths after ``@`` and ``/read``.
+Slash commands are completed, the words that follow them, and paths after ``@``.
 """
 
 from __future__ import annotations
@@ -168,20 +168,14 @@ def _commands(begun: str) -> Iterator[Candidate]:
     for name in sorted(SLASH, key=lambda name: (name != begun, at[name] > 0)):
         if at[name] == 0 or (at[name] > 0 and len(begun) > 1):
             action = SLASH[name]
-            more = " ".join(filter(None, ("|".join(action.words), action.takes)))
-            insert = f"/{name} " if more else f"/{name}"
-            label = f"/{name} {action.takes}".rstrip()
-            yield Candidate(insert, label, action.help, action.label, final=not more)
+            insert = f"/{name} " if action.words else f"/{name}"
+            yield Candidate(insert, f"/{name}", action.help, action.label, final=not action.words)
 
 
 def _words(action: Action, begun: str) -> Iterator[Candidate]:
     for word in action.words:
         if word.startswith(begun.lower()):
             yield Candidate(f"/{action.slash} {word}", word, final=True)
-    if action.takes:
-        for path, detail in _paths(begun):
-            insert = f"/{action.slash} {path}"
-            yield Candidate(insert, path, detail, detail, final=not path.endswith("/"))
 
 
 def _paths(begun: str) -> Iterator[tuple[str, str]]:
