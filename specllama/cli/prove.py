@@ -216,7 +216,8 @@ def _is_server(server: Mapping[str, Any], own: Sequence[object]) -> bool:
             "methods, draft lengths and --parallel are the server's own here",
             "leave them out; --at-once N asks it for N replies at the same time",
         )
-    if server["against"] is None and any([server[name] for name in _GIVEN]):
+    given = any([server[name] for name in _GIVEN]) or server["remote_kind"] != "auto"
+    if server["against"] is None and given:
         raise UsageError("which server is meant is not said", "add --against URL")
     return server["against"] is not None
 
