@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from specllama.cancel import Cancel
 from specllama.events import Event, Report
@@ -34,6 +34,19 @@ class Message:
     def to_dict(self) -> dict[str, str]:
         out = {"role": self.role, "content": self.content}
         return {**out, "reasoning": self.reasoning} if self.reasoning else out
+
+
+class Closes:
+    """A resource that is closed at the end of a ``with`` block."""
+
+    def close(self) -> None:
+        """Free it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
 # a raw text, token ids with texts between them, or a conversation

@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import signal
-import threading
+from functools import cache
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an abort must not fork a debugger
 
@@ -69,19 +69,12 @@ def _catch_illegal() -> None:
         catch(signal.SIGILL, before)
 
 
-_started = threading.Lock()
-_is_started = False
-
-
+@cache
 def start() -> None:
-    global _is_started
-    with _started:
-        if not _is_started:
-            ll.llama_log_set(_on_log, ctypes.c_void_p(0))
-            ggml("ggml_set_abort_callback", None, ctypes.c_void_p)(_on_abort)
-            ll.llama_backend_init()
-            _catch_illegal()
-            _is_started = True
+    ll.llama_log_set(_on_log, ctypes.c_void_p(0))
+    ggml("ggml_set_abort_callback", None, ctypes.c_void_p)(_on_abort)
+    ll.llama_backend_init()
+    _catch_illegal()
 
 
 def last_words(skip: int = 0) -> str:

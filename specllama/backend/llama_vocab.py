@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,8 @@ class LlamaVocab:
         # the others make one token of any unknown word, or of many spaces
         self.longest = longest if self._spm or byte_pairs else 0
         self._safe_pre = pre in _SAFE_PRE or not byte_pairs
-        self._specials: Sequence[SpecialToken] | None = None
-        self._special: dict[int, SpecialToken | None] = {}
-        self._pieces: dict[tuple[int, bool], bytes] = {}
-        self._eog: dict[int, bool] = {}
-        self._lock = threading.Lock()
+        self.special, self.piece = cache(self._special), cache(self._piece)
+        self.is_eog = cache(self._is_eog)
 
     @property
     def handle(self) -> Any:
@@ -90,20 +87,13 @@ class LlamaVocab:
             return ""
         return self.piece(token, special=True).decode("utf-8", "replace")
 
-    @property
+    @cached_property
     def specials(self) -> Sequence[SpecialToken]:
         """Every special token, longest text first. Looked up once; some 0.1 s."""
-        if self._specials is None:
-            found = [s for t in range(self.n_tokens) if (s := self.special(t)) is not None]
-            self._specials = sorted(found, key=lambda s: len(s.text.encode()), reverse=True)
-        return self._specials
+        found = [s for t in range(self.n_tokens) if (s := self.special(t)) is not None]
+        return sorted(found, key=lambda s: len(s.text.encode()), reverse=True)
 
-    def special(self, token: int) -> SpecialToken | None:
-        if token not in self._special:
-            self._special[token] = self._look_up(token)
-        return self._special[token]
-
-    def _look_up(self, token: int) -> SpecialToken | None:
+    def _special(self, token: int) -> SpecialToken | None:
         attributes = int(ll.llama_vocab_get_attr(self.handle, token))
         control = attributes & (ll.LLAMA_TOKEN_ATTR_CONTROL | ll.LLAMA_TOKEN_ATTR_UNKNOWN)
         if not control and not attributes & ll.LLAMA_TOKEN_ATTR_USER_DEFINED:
@@ -176,31 +166,21 @@ class LlamaVocab:
             raise EngineError("the model's vocabulary cannot express this text")
         return ids
 
-    def piece(self, token: int, *, special: bool = False) -> bytes:
-        key = (token, special)
-        found = self._pieces.get(key)
-        if found is None:
-            if not 0 <= token < self.n_tokens:
-                raise EngineError(f"token {token} is outside the vocabulary of {self.n_tokens}")
-            size = 64
-            while True:
-                buffer = ctypes.create_string_buffer(size)
-                n = ll.llama_token_to_piece(self.handle, token, buffer, size, 0, special)
-                if n >= 0:
-                    break
-                size = -n
-            found = buffer.raw[:n]
-            self._pieces[key] = found
-        return found
+    def _piece(self, token: int, *, special: bool = False) -> bytes:
+        if not 0 <= token < self.n_tokens:
+            raise EngineError(f"token {token} is outside the vocabulary of {self.n_tokens}")
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            n = ll.llama_token_to_piece(self.handle, token, buffer, size, 0, special)
+            if n >= 0:
+                return buffer.raw[:n]
+            size = -n
 
-    def is_eog(self, token: int) -> bool:
-        found = self._eog.get(token)
-        if found is None:
-            gap = self.gap  # a text that fills one holds no mark of another
-            marked = gap is not None and token in (gap.before, gap.after, gap.gap)
-            found = marked or bool(ll.llama_vocab_is_eog(self.handle, token))
-            self._eog[token] = found
-        return found
+    def _is_eog(self, token: int) -> bool:
+        gap = self.gap  # a text that fills one holds no mark of another
+        marked = gap is not None and token in (gap.before, gap.after, gap.gap)
+        return marked or bool(ll.llama_vocab_is_eog(self.handle, token))
 
     @property
     def gap(self) -> Gap | None:

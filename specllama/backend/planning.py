@@ -14,14 +14,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from specllama.backend.devices import Device, gpus
-from specllama.backend.placement import (
-    CPU,
-    OffloadPlan,
-    Placement,
-    expert_weights,
-    layer_bytes,
-    without_moved,
-)
+from specllama.backend.placement import CPU, OffloadPlan, Placement, layer_bytes, layer_weights
 from specllama.errors import UsageError
 from specllama.models import memory
 from specllama.settings.hardware import PlaceOptions
@@ -78,7 +71,7 @@ def checked_moves(
         if not any(re.search(pattern, tensor.name) for tensor in header.tensors):
             raise UsageError(f"no tensor of {header.path.name} matches {pattern!r}")
     wanted = options.cpu_moe or options.n_cpu_moe
-    if wanted and not any(expert_weights(header)):
+    if wanted and not any(layer_weights(header, experts=True)):
         raise UsageError(f"{header.path.name} has no experts to keep in RAM")
     return options.moves
 
@@ -153,9 +146,10 @@ def plan_offload(
     devices = (*own, *(device for device in drafts_own if device not in own))
     free = [max(int(device.free * USABLE) - RESERVE_BYTES, 0) for device in devices]
 
-    def sizes(header: GgufHeader) -> list[int]:
+    def sizes(header: GgufHeader, moves: Sequence[tuple[str, str]]) -> list[int]:
         """Return the sizes with KV, by layer; the output layer last."""
-        *every, last = layer_bytes(header, context, max_rows=options.max_rows, lanes=lanes, **kv)
+        shape = {"max_rows": options.max_rows, "lanes": lanes}
+        *every, last = layer_bytes(header, context, moves=moves, **shape, **kv)
         if not options.swa_full and header.block_count:
             saved = memory.window_bytes(header, context, n_ubatch=n_ubatch, **kv)
             every = [max(size - saved // header.block_count, 0) for size in every]
@@ -169,8 +163,8 @@ def plan_offload(
             header=header,
             options=place,
             asked=asked,
-            sizes=without_moved(sizes(header), header, place.moves),
-            experts=without_moved(expert_weights(header), header, place.moves, experts=True),
+            sizes=sizes(header, place.moves),
+            experts=layer_weights(header, moves=place.moves, experts=True),
             moves=checked_moves(place, header, on),
             buffer=memory.compute_bytes(header, context, n_outputs=outputs, **on_gpu, **buffers),
             pipelining=memory.pipelining_bytes(header, context, **buffers),

@@ -45,11 +45,7 @@ def here() -> dict[str, Any]:
 
 
 def kept(
-    schema: str,
-    key: Mapping[str, Any],
-    kind: type[Verdict],
-    measure: Callable[[], Verdict],
-    folder: Path | None = None,
+    schema: str, key: Mapping[str, Any], kind: type[Verdict], measure: Callable[[], Verdict]
 ) -> Verdict:
     """Return the verdict kept under ``key``, or measure and keep a new one.
 
@@ -57,28 +53,25 @@ def kept(
         schema: "specllama.<name>.<version>"; files lie in a folder of that name.
         key: everything that the verdict depends on, as plain values.
     """
-    text, path = _place(schema, key, folder)
-    found = _read(path, text, kind)
-    if found is None:
-        found = measure()
-        keep(schema, key, found, folder)
+    if (found := known(schema, key, kind)) is None:
+        keep(schema, key, found := measure())
     return found
 
 
-def keep(schema: str, key: Mapping[str, Any], found: object, folder: Path | None = None) -> None:
+def keep(schema: str, key: Mapping[str, Any], found: object) -> None:
     """Keep a verdict under ``key``, instead of one that lies there."""
     from specllama.paths import replace_file
 
     try:
         whole = msgspec.json.encode(_Kept({"schema": schema, **key}, found, _sum(found)))
-        replace_file(_place(schema, key, folder)[1], whole)
+        replace_file(_place(schema, key)[1], whole)
     except OSError as error:
         logger.info("cannot keep what was measured: %s", error)
 
 
 def known(schema: str, key: Mapping[str, Any], kind: type[Verdict]) -> Verdict | None:
     """Return the verdict kept under ``key``, None if there is none."""
-    text, path = _place(schema, key, None)
+    text, path = _place(schema, key)
     return _read(path, text, kind)
 
 
@@ -107,12 +100,12 @@ class _Kept(msgspec.Struct):
     sum: str = ""
 
 
-def _place(schema: str, key: Mapping[str, Any], folder: Path | None) -> tuple[bytes, Path]:
+def _place(schema: str, key: Mapping[str, Any]) -> tuple[bytes, Path]:
     from specllama.paths import profiles_dir
 
     whole = {"schema": schema, **key}
-    folder = folder or profiles_dir() / schema.split(".")[1]
-    return msgspec.json.encode(whole, order="sorted"), folder / f"{name_of(whole)}.json"
+    path = profiles_dir() / schema.split(".")[1] / f"{name_of(whole)}.json"
+    return msgspec.json.encode(whole, order="sorted"), path
 
 
 def name_of(key: Mapping[str, Any]) -> str:

@@ -143,7 +143,7 @@ def tune(
     base = base or GenerateParams()
     profile, (chosen, others) = engine.windows.profile, split(prompts, per_slice)
     text = [token for prompt in chosen for token in engine.encode(prompt.content)[0]]
-    drafter = engine.drafter("draft") if "draft" in engine.drafters else None
+    drafter = engine.drafters.get("draft")
     draft: Any = drafter.lane if isinstance(drafter, ChainDrafter) else None
     source, longest = "draft" if draft else "ngram", min(LONGEST, engine.target.max_rows - 1)
 

@@ -95,7 +95,7 @@ def _race(target: str, draft: str | None, options: EngineOptions, *, as_json: bo
     from specllama.bench.outcome import RaceBoard
     from specllama.settings.params import GenerateParams
 
-    with loading.open_files(target, draft, options, quiet=as_json, measured=True) as engine:
+    with loading.open_files(target, draft, options, quiet=as_json) as engine:
         model, its, board = engine.info.target, engine.info.draft, RaceBoard()
         what = model.label if its is None else f"{model.label} + {its.label}"
         if not as_json:

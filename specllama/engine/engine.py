@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -32,13 +32,7 @@ from specllama.engine.scheduler import Running, Scheduler
 from specllama.engine.seating import Seats
 from specllama.errors import EngineError, UsageError
 from specllama.events import Event, Report
-from specllama.interface import (
-    EngineFigures,
-    EngineInfo,
-    Message,
-    Prompt,
-    ToolSyntax,
-)
+from specllama.interface import Closes, EngineFigures, EngineInfo, Message, Prompt, ToolSyntax
 from specllama.settings.params import SEED_DRAWN, EngineOptions, GenerateParams
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.sampling import SamplerChain
@@ -58,7 +52,7 @@ class _Ahead(NamedTuple):
     begun: float
 
 
-class Engine:
+class Engine(Closes):
     """The engine: it generates text from one loaded target and drafts with the available methods.
 
     Not for two threads at once: the second one's call raises EngineError. Threads that want replies
@@ -125,12 +119,9 @@ class Engine:
         return len(self._scheduler) - reading < len(self._slots)
 
     @property
-    def drafters(self) -> tuple[str, ...]:
-        return tuple(self._slots[0].drafters)
-
-    def drafter(self, name: str) -> Drafter:
-        """Return that drafter of the first slot."""
-        return self._slots[0].drafters[name]
+    def drafters(self) -> Mapping[str, Drafter]:
+        """Those of the first slot."""
+        return self._slots[0].drafters
 
     @property
     def windows(self) -> Windows:
@@ -150,12 +141,6 @@ class Engine:
     def inexact(self) -> bool:
         """True if a row of the first slot can differ from that of plain decoding by rounding."""
         return self._slots[0].inexact
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Free the models, from any thread: running conversations end first, as in ``abort``."""

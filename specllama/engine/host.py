@@ -31,7 +31,7 @@ from specllama.engine.serving import EngineFactory as EngineFactory
 from specllama.engine.serving import OnEvent
 from specllama.errors import EngineDied, EngineError, SpecllamaError
 from specllama.events import Event, Notice
-from specllama.interface import EngineInfo, EngineLike, Message, Prompt, Stepped
+from specllama.interface import Closes, EngineInfo, EngineLike, Message, Prompt, Stepped
 from specllama.settings.params import EngineOptions, GenerateParams
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class LoadEngine:
             return Engine.of(opening)
 
 
-class EngineHost:
+class EngineHost(Closes):
     """One engine in one child process at a time.
 
     ``start()`` loads and blocks; ``generate()`` starts the child itself when there is none, so a
@@ -90,12 +90,6 @@ class EngineHost:
         self._closed = False
         self._starts = 0
         self._last_info: EngineInfo | None = None
-
-    def __enter__(self) -> EngineHost:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def info(self) -> EngineInfo:

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from time import perf_counter
 from typing import Any
 
@@ -44,8 +44,6 @@ class SamplerChains:
         self._vocab = vocab
         self._guides: Guides | None = None
         self._making = threading.Lock()
-        self._eog_bias: dict[int, float] | None = None
-        self._pieces: list[bytes] = []
         self._breaking = lru_cache(4 * BREAKERS_LIMIT)(self._breaking_now)
 
     def chain(
@@ -60,7 +58,7 @@ class SamplerChains:
         ``constraint`` applies if there is no grammar."""
         sampling = params.sampling
         if params.ignore_eos:
-            bias = {**self._all_eog(), **sampling.logit_bias}
+            bias = {**self._all_eog, **sampling.logit_bias}
             sampling = replace(sampling, logit_bias=bias)
         breakers: frozenset[int] = frozenset()
         if sampling.dry_multiplier > 0:
@@ -80,7 +78,7 @@ class SamplerChains:
 
     def _fills(self, ids: IntArray, logits: FloatArray) -> tuple[IntArray, FloatArray]:
         vocab = self._vocab
-        return fillers(ids, logits, vocab.piece, vocab.is_eog, lambda: min(self._all_eog()))
+        return fillers(ids, logits, vocab.piece, vocab.is_eog, lambda: min(self._all_eog))
 
     def read_vocabulary(self) -> None:
         """Read the vocabulary for grammars; this takes some 0.5 s in which no other thread runs."""
@@ -108,17 +106,13 @@ class SamplerChains:
 
     def _breaking_now(self, text: str) -> frozenset[int]:
         """Return the tokens that contain a text."""
-        if not self._pieces:
-            self._pieces = [self._vocab.piece(t) for t in range(self._vocab.n_tokens)]
-        wanted = text.encode("utf-8", "replace")
-        return frozenset(t for t, piece in enumerate(self._pieces) if wanted in piece)
+        vocab, wanted = self._vocab, text.encode("utf-8", "replace")
+        return frozenset(t for t in range(vocab.n_tokens) if wanted in vocab.piece(t))
 
+    @cached_property
     def _all_eog(self) -> dict[int, float]:
-        if self._eog_bias is None:
-            self._eog_bias = {
-                t: float("-inf") for t in range(self._vocab.n_tokens) if self._vocab.is_eog(t)
-            }
-        return self._eog_bias
+        vocab = self._vocab
+        return {t: float("-inf") for t in range(vocab.n_tokens) if vocab.is_eog(t)}
 
 
 logger = logging.getLogger("specllama.engine.pair_loading")

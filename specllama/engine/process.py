@@ -19,7 +19,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from specllama.engine.pulse import Part, Pulse, Watchdog
-from specllama.engine.serving import EngineFactory, OnEvent, serve
+from specllama.engine.serving import EngineFactory, OnEvent, in_thread, serve
 from specllama.errors import EngineDied, EngineError, EngineStuck, SpecllamaError
 from specllama.events import Notice
 from specllama.interface import EngineInfo
@@ -93,14 +93,9 @@ class Child:
             raise
         finally:
             theirs.close()
-        self._writer = self._begin("writer", self._write)
-        self._reader = self._begin("reader", self._read)
-        self._begin("watch", self._watch)
-
-    def _begin(self, name: str, run: Callable[[], None]) -> threading.Thread:
-        thread = threading.Thread(target=run, name=f"specllama-engine-{name}", daemon=True)
-        thread.start()
-        return thread
+        self._writer = in_thread("engine-writer", self._write)
+        self._reader = in_thread("engine-reader", self._read)
+        in_thread("engine-watch", self._watch)
 
     @property
     def ready(self) -> bool:

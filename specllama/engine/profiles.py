@@ -153,18 +153,15 @@ class Profile:
             if theirs is None:
                 return
             self._adopt(store.merge(self._seen, self._data(), theirs))
-        except store.DAMAGE as error:
-            self._damaged(path, f"{type(error).__name__}: {error}")
-        except OSError as error:
-            self._damaged(path, error.strerror or str(error))
+        except (OSError, *store.DAMAGE) as error:
+            why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+            line = " ".join(why.split())[:120]
+            self.trouble = (
+                f"what was measured of this pair cannot be read ({path}: {line}); "
+                "it is measured anew"
+            )
         else:
             self._seen, self.warm = theirs, True
-
-    def _damaged(self, path: Path, why: str) -> None:
-        line = " ".join(why.split())[:120]
-        self.trouble = (
-            f"what was measured of this pair cannot be read ({path}: {line}); it is measured anew"
-        )
 
     def _read(self, path: Path) -> store.Data | None:
         """Read the file; return None if there is none of this version.

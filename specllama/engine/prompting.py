@@ -22,6 +22,7 @@ import json
 import re
 import secrets
 from bisect import bisect, bisect_left
+from codecs import getincrementaldecoder
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -129,13 +130,9 @@ class ThoughtLimit:
 
 def _cut_off(text: bytes) -> bool:
     """True if a text ends within a character of UTF-8."""
-    for n in range(1, min(len(text), _LONGEST) + 1):
-        byte = text[-n]
-        if byte < 0x80:
-            return False
-        if byte >= 0xC0:
-            return n < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4)
-    return False
+    decoder = getincrementaldecoder("utf-8")("ignore")
+    decoder.decode(text)
+    return bool(decoder.getstate()[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ class Link:
     takes a processor longer than to write, and the passes need all of them.
 
     Attributes:
+        cancels: of the requests that were not answered yet.
         requests, constrained, calls: what waits for the thread that takes it.
         ready: requests that are prepared and wait for the engine.
         rest: ends what is measured at rest, for whatever is asked. skips: nothing is any more.
@@ -60,7 +61,7 @@ class Link:
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
         self._lock = threading.Lock()
-        self._cancels: dict[int, Cancel] = {}  # of the requests that were not answered yet
+        self.cancels: dict[int, Cancel] = {}
         self._said: list[tuple[str, int, Any]] = []
         self._writing = threading.Lock()
         self._wrote_s = 0.0  # when events were written last
@@ -107,7 +108,7 @@ class Link:
             self.send("error", request_id, EngineError(f"the engine failed: {_name(error)}"))
 
     def forget(self, request_id: int) -> None:
-        self._cancels.pop(request_id, None)
+        self.cancels.pop(request_id, None)
 
     def write(self) -> None:
         """Write in a thread of its own, which also pickles, while the engine computes."""
@@ -140,9 +141,6 @@ class Link:
         self.send("over", 0)
         writing.join(CLOSE_S)
 
-    def cancel_of(self, request_id: int) -> Cancel:
-        return self._cancels[request_id]
-
     def listen(self) -> None:
         while True:
             try:
@@ -153,15 +151,15 @@ class Link:
             if verb not in ("call", "cancel"):
                 self.rest.set()
             if verb == "cancel":
-                if (cancel := self._cancels.get(request_id)) is not None:
+                if (cancel := self.cancels.get(request_id)) is not None:
                     cancel.set()
             elif verb == "close":
-                for cancel in tuple(self._cancels.values()):
+                for cancel in tuple(self.cancels.values()):
                     cancel.set()
                 self.closing = True
                 self.begins(None)
             elif verb != "skip":
-                self._cancels[request_id] = Cancel()  # one that is sent before its turn counts
+                self.cancels[request_id] = Cancel()  # one that is sent before its turn counts
                 whose, *rest = args
                 self._work(verb, rest).put(whose, (request_id, *rest))
 
@@ -259,8 +257,8 @@ def serve(conn: Connection, factory: EngineFactory, log: str, pulse: Pulse) -> N
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an abort must not start a debugger
     faulthandler.enable()
     link = Link(conn)
-    _begin("commands", link.listen)
-    writing = _begin("events", link.write)
+    in_thread("commands", link.listen)
+    writing = in_thread("events", link.write)
     try:
         engine = cast(Stepped, factory(link.progress))
         link.send("ready", 0, engine.info)
@@ -277,7 +275,7 @@ def serve(conn: Connection, factory: EngineFactory, log: str, pulse: Pulse) -> N
     # The thread that makes passes gets the interpreter back soon from those beside it.
     sys.setswitchinterval(SWITCH_S)
     for part, do in zip(PARTS[1:], (_prepare, _prepare, _answer), strict=True):
-        _begin(part, partial(_work, link, pulse, part, partial(do, engine, link)))
+        in_thread(part, partial(_work, link, pulse, part, partial(do, engine, link)))
     engine.watched(pulse.beat)
     _pump(engine, link, pulse)
     if not any(pulse.working(part) for part in PARTS[1:]):  # they may use what it frees
@@ -285,7 +283,8 @@ def serve(conn: Connection, factory: EngineFactory, log: str, pulse: Pulse) -> N
     link.close(writing)
 
 
-def _begin(name: str, run: Callable[[], None]) -> threading.Thread:
+def in_thread(name: str, run: Callable[[], None]) -> threading.Thread:
+    """Begin to run this in a thread that ends with the process."""
     thread = threading.Thread(target=run, name=f"specllama-{name}", daemon=True)
     thread.start()
     return thread
@@ -308,7 +307,7 @@ def _prepare(
 ) -> None:
     """Prepare a request."""
     try:
-        ready = engine.prepare(prompt, params, cancel=link.cancel_of(request_id))
+        ready = engine.prepare(prompt, params, cancel=link.cancels[request_id])
         link.begins((request_id, ready))
     except Cancelled:
         for event in _unbegun(engine.info, params):
@@ -334,7 +333,7 @@ def _pump(engine: Stepped, link: Link, pulse: Pulse) -> None:
                 break
             request_id, ready = work
             try:
-                id = engine.begin(ready, cancel=link.cancel_of(request_id))
+                id = engine.begin(ready, cancel=link.cancels[request_id])
             except Exception as error:
                 link.end(request_id, error)
             else:

@@ -24,6 +24,7 @@ from specllama.backend.hidden import HiddenRows
 from specllama.backend.kernels import Read
 from specllama.backend.lane import Parked
 from specllama.backend.recurrent_pool import Checkpoint, Checkpoints, ParkedWhole
+from specllama.engine.serving import in_thread
 from specllama.engine.slot import HeldText, ParkedText
 from specllama.errors import StoreError
 from specllama.files import DAMAGE
@@ -211,10 +212,7 @@ class Shelf:
                 del self._waiting[1]
             self._change.notify_all()
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._write, name="specllama-states", daemon=True
-            )
-            self._thread.start()
+            self._thread = in_thread("states", self._write)
 
     def trouble(self) -> str:
         """Explain why a text was not written, "" if all were; once."""

@@ -12,15 +12,13 @@ from dataclasses import dataclass, field
 
 from specllama.errors import UsageError
 
-Ranges = tuple[tuple[int, int], ...]  # of code points, ascending and disjoint
-
 MOST_CHARACTERS = 1 << 18
 MOST_SYMBOLS = 20_000  # in all rules together
 MOST_REPEATS = 2000
 _HINT = "GBNF is described in llama.cpp's grammars/README.md"
 _NOTHING = '""'
 _FIRST, _LAST = 1, 0x10FFFF  # llama.cpp has no NUL in texts
-_SURROGATES = (0xD800, 0xDFFF)
+_SURROGATES = range(0xD800, 0xE000)
 _HEX = {"x": 2, "u": 4, "U": 8}
 _ESCAPED = {"t": "\t", "r": "\r", "n": "\n"}
 _CHARACTER = re.compile(
@@ -74,7 +72,7 @@ class _Parser:
         self._names: dict[str, str] = {}  # of rules, here and there
         self._where: dict[str, int] = {}  # a rule was first named here
         self._rules: dict[str, list[list[str]]] = {}
-        self._sets: dict[Ranges, str] = {}
+        self._sets: dict[str, str] = {}
         self._n_symbols = 0
 
     def lark(self, root: str) -> str:
@@ -91,9 +89,7 @@ class _Parser:
         lines = [f"start: {self._names[root]}"]
         for name, alternatives in self._rules.items():
             lines.append(f"{name}: {' | '.join(' '.join(a) or _NOTHING for a in alternatives)}")
-        for ranges, name in self._sets.items():
-            pairs = (f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in ranges)
-            lines.append(f"{name}: /[{''.join(pairs)}]/")
+        lines += [f"{name}: /[{characters}]/" for characters, name in self._sets.items()]
         return "\n".join(lines)
 
     # -- rules
@@ -236,11 +232,13 @@ class _Parser:
 
     def _terminal(self, ranges: list[tuple[int, int]], *, negated: bool = False) -> str:
         """Return the terminal for one character of a set; "" if it is empty."""
-        others = ranges if negated else _complement(_tidy(ranges))
-        found = _complement(_tidy([*others, _SURROGATES]))
-        if not found:
-            return ""
-        return self._sets.setdefault(found, f"C{len(self._sets)}")
+        characters = "^\\x{0}" if negated else ""
+        for low, high in ranges:
+            low = max(_SURROGATES.stop if low in _SURROGATES else low, _FIRST)
+            high = min(_SURROGATES.start - 1 if high in _SURROGATES else high, _LAST)
+            if low <= high:
+                characters += f"\\x{{{low:x}}}-\\x{{{high:x}}}"
+        return characters and self._sets.setdefault(characters, f"C{len(self._sets)}")
 
     # -- scanning
 
@@ -287,22 +285,3 @@ class _Parser:
         near = " ".join(self._text[self._at : self._at + 40].split())
         where = f"at {near!r} in line {line}" if near else "at the end"
         return UsageError(f"the grammar does not parse: {what} {where}", _HINT)
-
-
-def _tidy(ranges: list[tuple[int, int]]) -> Ranges:
-    merged: list[tuple[int, int]] = []
-    for low, high in sorted(ranges):
-        low, high = max(low, _FIRST), min(high, _LAST)
-        if low > high:
-            continue
-        if merged and low <= merged[-1][1] + 1:
-            merged[-1] = merged[-1][0], max(high, merged[-1][1])
-        else:
-            merged.append((low, high))
-    return tuple(merged)
-
-
-def _complement(ranges: Ranges) -> Ranges:
-    edges = [_FIRST - 1, *(edge for pair in ranges for edge in pair), _LAST + 1]
-    gaps = zip(edges[::2], edges[1::2], strict=True)
-    return tuple((low + 1, high - 1) for low, high in gaps if low + 1 < high)

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -190,24 +191,19 @@ class Look:
         self.address = address
         self.locked = False
         self._echo = "5bec11a0-10cc-4000-8000-000000000000"  # some take UUIDs only
-        self._seen: dict[str, tuple[int, dict[str, str], bytes]] = {}
+        self.get = cache(self._get)
         self._http = address.client(LOOK_S)
         self._http.headers["x-request-id"] = self._echo
 
     def close(self) -> None:
         self._http.close()
 
-    def get(self, path: str) -> tuple[int, dict[str, str], bytes]:
+    def _get(self, path: str) -> tuple[int, dict[str, str], bytes]:
         """Return status, headers and body; 0 if the answer is no HTTP, or too long.
 
         Raises:
             EngineDied, UsageError: nobody answers there in time, or that is no address.
         """
-        if path not in self._seen:
-            self._seen[path] = self._get(path)
-        return self._seen[path]
-
-    def _get(self, path: str) -> tuple[int, dict[str, str], bytes]:
         import httpx2
 
         until, body = monotonic() + LOOK_S, bytearray()

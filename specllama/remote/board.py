@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from time import monotonic
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from specllama.rates import share
 from specllama.remote.answers import Counters
@@ -70,14 +69,12 @@ class BoardLine:
     kind: Literal["head", "columns", "live", "over"]
 
 
-class ServerWatch(ABC):
+class ServerWatch(Protocol):
     """A view of a server, from its events."""
 
-    @abstractmethod
     def take(self, event: dict[str, Any]) -> None:
         """Take in one event."""
 
-    @abstractmethod
     def _lines(self, width: int) -> Iterator[BoardLine]:
         """Yield the view."""
 

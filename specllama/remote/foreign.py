@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from time import perf_counter, sleep
-from typing import Any, Self
+from typing import Any
 
 from specllama.cancel import Cancel
 from specllama.errors import EngineError, UsageError
@@ -23,7 +23,7 @@ from specllama.events import (
     TextDelta,
     Timings,
 )
-from specllama.interface import EngineInfo, Message, ModelInfo, Prompt
+from specllama.interface import Closes, EngineInfo, Message, ModelInfo, Prompt
 from specllama.rates import share, speed
 from specllama.remote.address import SILENCE_S, Address, Look, posted
 from specllama.remote.answers import Counters, Drafted
@@ -35,7 +35,7 @@ SETTLES_S = (0.0, 0.02, 0.1, 0.3)  # waits for counters that lag behind the repl
 UNPROVEN = "text not proven"
 
 
-class ForeignEngine:
+class ForeignEngine(Closes):
     """Another engine as ours, see ``EngineLike``. Several threads may ask at once.
 
     Attributes:
@@ -55,12 +55,6 @@ class ForeignEngine:
         self._tells = False  # of the drafting behind each reply
         self._warned: set[str] = set()
         self._http = address.client(SILENCE_S, keep=False)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self._http.close()

@@ -337,7 +337,9 @@ class _Fences:
 
     def __init__(self, number: str) -> None:
         self._number = number
-        self._pattern = re.compile(f"([\ue000\ue001]){number}:(\\d+)\ue002")
+        self._pattern = re.compile(
+            f"\ue000{number}:(\\d+)\ue002([^\ue001]*)\ue001{number}:\\1\ue002"
+        )
 
     def around(self, index: int, text: str) -> str:
         return f"\ue000{self._number}:{index}\ue002{text}\ue001{self._number}:{index}\ue002"
@@ -347,23 +349,10 @@ class _Fences:
 
         None if the fences do not come in pairs: the template cut a content somewhere.
         """
-        parts: list[tuple[str, int | None]] = []
-        inside: int | None = None
-        end = 0
-        for match in self._pattern.finditer(fenced):
-            index = int(match[2])
-            if match[1] == "\ue000":
-                if inside is not None:
-                    return None
-                parts.append((fenced[end : match.start()], None))
-                inside = index
-            else:
-                if inside != index:
-                    return None
-                parts.append((fenced[end : match.start()], index))
-                inside = None
-            end = match.end()
-        if inside is not None or self._number in fenced[end:]:
+        said, *rest = self._pattern.split(fenced)
+        if any(self._number in text for text in (said, *rest)):
             return None
-        parts.append((fenced[end:], None))
+        parts: list[tuple[str, int | None]] = [(said, None)]
+        for index, content, after in zip(rest[::3], rest[1::3], rest[2::3], strict=True):
+            parts += [(content, int(index)), (after, None)]
         return parts

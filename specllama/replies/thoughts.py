@@ -103,7 +103,7 @@ class Reader:
         self._place = {True: "opened", False: "between", None: "start"}[state]
         self._held = ""
         self._seams = ["", ""]  # before the thought, after it
-        self._thoughts = self._answers = 0  # how many began
+        self._begun = {True: 0, False: 0}  # how many thoughts and answers
         self._turned = False  # something followed an answer
 
     @property
@@ -125,7 +125,7 @@ class Reader:
 
     def fork(self) -> Self:
         other = copy(self)
-        other._seams = list(self._seams)
+        other._seams, other._begun = list(self._seams), dict(self._begun)
         return other
 
     def finish(self, cut: bool) -> list[Part]:
@@ -149,16 +149,16 @@ class Reader:
         self.feed(self.spelling.units(written.before))
         if written.reasoning:
             self._settle("thought")
-            self._thoughts = 1
+            self._begun[True] = 1
         self.feed(self.spelling.units(written.behind))
         if written.content:
             self._settle("answer")
-            self._answers = 1
+            self._begun[False] = 1
 
     @property
     def seams(self) -> tuple[str, str] | None:
         """The texts before and after the thought; None if they are not the whole reply."""
-        if self._turned or self._thoughts > 1:
+        if self._turned or self._begun[True] > 1:
             return None
         before, behind = (
             decoded(self.spelling.bytes(units, special=True)) for units in self._seams
@@ -183,15 +183,10 @@ class Reader:
         self._held, self._place = self._held[n:], place
         return True
 
-    def _begin_thought(self, out: list[Part]) -> None:
-        if self._thoughts:
-            out.append((True, "\n\n"))
-        self._thoughts += 1
-
-    def _begin_answer(self, out: list[Part]) -> None:
-        if self._answers:
-            out.append((False, "\n\n"))
-        self._answers += 1
+    def _begin(self, out: list[Part], thought: bool) -> None:
+        if self._begun[thought]:
+            out.append((thought, "\n\n"))
+        self._begun[thought] += 1
 
     def _start(self, out: list[Part]) -> bool:
         """Read before anything but white space."""
@@ -208,7 +203,7 @@ class Reader:
                 return False
         if not body:
             return False
-        self._begin_answer(out)
+        self._begin(out, False)
         self._place = "answer"
         return True
 
@@ -216,7 +211,7 @@ class Reader:
         """Read the text after the mark that opens a thought."""
         if not self._held.lstrip(_SPACE):
             return False
-        self._begin_thought(out)
+        self._begin(out, True)
         return self._skip(_blank(self._held), 0, "thought")
 
     def _thought(self, out: list[Part]) -> bool:
@@ -235,7 +230,7 @@ class Reader:
             return self._skip(len(self._held) - len(body) + len(lead), 1, "between")
         if not body or (lead and lead.startswith(body)):
             return False
-        self._begin_answer(out)
+        self._begin(out, False)
         return self._skip(_blank(self._held), 1, "answer")
 
     def _answer(self, out: list[Part]) -> bool:
@@ -243,7 +238,7 @@ class Reader:
         own."""
         spelling, held = self.spelling, self._held
         first = spelling.open[:1]
-        again = spelling.control(first) or (first >= chr(_FIRST) and not self._thoughts)
+        again = spelling.control(first) or (first >= chr(_FIRST) and not self._begun[True])
         at = held.find(spelling.open) if again else -1
         end = held.find(spelling.ending) if spelling.ending else -1
         if end >= 0 and not 0 <= at < end:
@@ -282,13 +277,13 @@ class Messages(Reader):
 
     @property
     def _seam(self) -> int:
-        return int(self._thoughts > 0)
+        return int(self._begun[True] > 0)
 
     def finish(self, cut: bool) -> list[Part]:
         held, self._held = self._held, ""
         if self._place == "answer" or (self._place == "thought" and not cut):
             return [(self._place == "thought", held)] if held else []
-        if cut or self._thoughts + self._answers:
+        if cut or any(self._begun.values()):
             self._seams[self._seam] += held
             return []
         return self._shown(held)  # no message ever began
@@ -302,8 +297,8 @@ class Messages(Reader):
         own = name.rpartition(self.spelling.header)[2].lstrip(_SPACE)
         answers = self.spelling.alone.endswith(closer) and own.startswith(self._stem)
         seam = self._seam
-        self._turned = self._turned or self._answers > 0
-        (self._begin_answer if answers else self._begin_thought)(out)
+        self._turned = self._turned or self._begun[False] > 0
+        self._begin(out, not answers)
         return self._skip(at + len(closer), seam, "answer" if answers else "thought")
 
     def _message(self, out: list[Part], thought: bool) -> bool:

@@ -12,7 +12,7 @@ from specllama.interface import Message
 from specllama.replies.tool_calls import Call, call_text, result_text
 from specllama.server.chat_completions import think_of
 from specllama.server.chat_messages import log_left_out, parts_of
-from specllama.server.dialect import Dialect, Frame, Job, OpenBlocks, Piece, Reply
+from specllama.server.dialect import Frame, Job, OpenBlocks, Piece, Reply
 from specllama.server.refusals import Refusal, not_offered, wrong
 from specllama.server.sampling_fields import Asked, Format, schema_text
 from specllama.server.served import ServedModel
@@ -181,7 +181,7 @@ def tools_of(body: MessagesRequest) -> ToolUse | None:
     return tool_use(tools, choice, parallel=several)
 
 
-class MessagesDialect(OpenBlocks, Dialect):
+class MessagesDialect(OpenBlocks):
     """One answer in the words of Anthropic."""
 
     def __init__(self, model: str) -> None:

@@ -42,7 +42,6 @@ class Function(msgspec.Struct):
 
 class ToolCall(msgspec.Struct):
     function: Function
-    id: str | None = None
 
 
 class FunctionTool(msgspec.Struct):
@@ -104,8 +103,6 @@ class Turn(msgspec.Struct):
     reasoning: str | None = None
     tool_calls: list[ToolCall] | None = None
     function_call: Function | None = None  # as before there were tools
-    tool_call_id: str | None = None
-    name: str | None = None
 
 
 def text_of(content: str | Sequence[ContentPart] | None, where: str) -> str:

@@ -7,7 +7,6 @@ A family reads its own JSON into ``Job`` and spells news of replies as frames; t
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
@@ -239,10 +238,10 @@ class Dialect(Protocol):
         yield Frame.error(spelled(path, refused))
 
 
-class OpenBlocks(ABC):
+class OpenBlocks(Dialect, Protocol):
     """Blocks of one reply that are written one after another, each of a kind."""
 
-    _open = ""  # the kind of the block that is being written
+    _open: str = ""  # the kind of the block that is being written
 
     def _block(self, kind: str) -> Iterable[Frame]:
         """Begin a block of a kind if it is not open yet; "" only ends the last one."""
@@ -253,11 +252,9 @@ class OpenBlocks(ABC):
             if kind:
                 yield from self._opened(kind)
 
-    @abstractmethod
     def _opened(self, kind: str) -> Iterable[Frame]:
         """Return the frames that begin a block."""
 
-    @abstractmethod
     def _closed(self) -> Iterable[Frame]:
         """Return the frames that end the open block."""
 

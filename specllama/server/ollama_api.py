@@ -287,7 +287,7 @@ def _running(model: ServedModel) -> dict[str, Any]:
         "size": model.holds or info.target.file_bytes,
         "size_vram": 0,
         "context_length": info.target.n_ctx,
-        "draft_model": model.draft,
+        "draft_model": None if info.draft is None else info.draft.name,
         "running": len(model.queue.running),
         "idle_seconds": round(model.idle_for_s, 1),
         "keep_alive_seconds": None if model.keep_s == math.inf else model.keep_s,

@@ -12,7 +12,7 @@ from specllama.interface import Message
 from specllama.replies.tool_calls import Call, call_text
 from specllama.server.chat_completions import think_of
 from specllama.server.chat_messages import ContentPart, add_result, log_left_out, parts_of, text_of
-from specllama.server.dialect import Dialect, Frame, Job, OpenBlocks, Piece, Reply, now
+from specllama.server.dialect import Frame, Job, OpenBlocks, Piece, Reply, now
 from specllama.server.refusals import Refusal, not_offered, wrong
 from specllama.server.sampling_fields import Asked, Format, schema_text
 from specllama.server.served import ServedModel
@@ -88,7 +88,6 @@ class ResponsesRequest(Asked, kw_only=True):
     background: bool | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
-    truncation: str | None = None
     tools: list[ResponsesTool] | None = None
     tool_choice: str | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -234,7 +233,7 @@ def _asked(body: ResponsesRequest, params: GenerateParams) -> dict[str, Any]:
     }
 
 
-class ResponsesDialect(OpenBlocks, Dialect):
+class ResponsesDialect(OpenBlocks):
     """One answer as items of output."""
 
     def __init__(self, body: ResponsesRequest, job: Job, model: ServedModel) -> None:

@@ -134,12 +134,6 @@ class ServedModel:
             return info.target
         return self._told or ModelInfo.elsewhere(self.name, 0)
 
-    @property
-    def draft(self) -> str | None:
-        """The name of its draft model, where one is loaded."""
-        draft = self.info.draft
-        return None if draft is None else draft.name
-
     def look(self) -> None:
         """Read the model's properties from its file, without loading it. Slow the first time."""
         if self.recipe is None:

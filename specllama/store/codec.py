@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -34,7 +35,8 @@ def encode(value: Any) -> bytes:
     try:
         return msgspec.json.encode(ready)
     except UnicodeEncodeError:
-        return msgspec.json.encode(_encodable(ready))
+        text = json.dumps(ready, ensure_ascii=False, separators=(",", ":"))
+        return text.encode("utf-8", "replace")
 
 
 _EVERY_ROUND = frozenset((RoundDone, TextDelta, ReasoningDelta))  # what comes again and again
@@ -78,16 +80,6 @@ def _finite(event: Event) -> bool:
     numbers = (event.balance, event.plain_ms, event.plain_spread)
     known = filter(None, (*numbers, *event.confidence, *event.p, *event.q))
     return not event.chances and all(map(math.isfinite, known))
-
-
-def _encodable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {_encodable(k): _encodable(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_encodable(v) for v in value]
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode("utf-8")
-    return value
 
 
 def params_to_dict(params: GenerateParams) -> dict[str, Any]:

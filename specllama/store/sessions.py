@@ -30,6 +30,7 @@ import msgspec
 
 from specllama.errors import SpecllamaError, StoreError, UsageError
 from specllama.files import DAMAGE
+from specllama.interface import Closes
 from specllama.paths import sessions_file
 from specllama.replies import attach
 from specllama.store import database, search, states
@@ -82,7 +83,7 @@ class ContinuedElsewhere(StoreError):
     """An error: another process has written to the session since it was read."""
 
 
-class SessionStore:
+class SessionStore(Closes):
     """The sessions file. Safe to use from several threads and processes."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, notices: Sequence[str]) -> None:
@@ -149,12 +150,6 @@ class SessionStore:
                     logger.warning("the last messages were not stored: %s is locked", self.path)
             self._waiting.clear()
             self._db.close()
-
-    def __enter__(self) -> SessionStore:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def create(
         self, *, title: str = "", system: str = "", settings: dict[str, Any] | None = None
@@ -361,11 +356,8 @@ class SessionStore:
             UsageError: more than one matches.
         """
         if selector == "last":
-            newest = self.summaries(limit=1)
-            if not newest and self._lost:
-                raise StoreError(self._lost)
-            if not newest:
-                raise StoreError("there is no stored session yet")
+            if not (newest := self.summaries(limit=1)):
+                raise StoreError(self._lost or "there is no stored session yet")
             return newest[0].id
         rows = self._rows(
             "SELECT id FROM sessions WHERE deleted_s IS NULL "

@@ -36,7 +36,7 @@ class Opened:
 
     @property
     def look(self) -> AssistantLane:
-        look = self.engine.drafter("mtp")._lane  # type: ignore[attr-defined]
+        look = self.engine.drafters["mtp"]._lane  # type: ignore[attr-defined]
         assert isinstance(look, AssistantLane)
         return look
 

@@ -37,7 +37,7 @@ def test_its_logits_are_those_of_numpy(tiny: Engine) -> None:
     llama.cpp rounds what enters a Q8_0 matrix to 8 bits; the guesses must not depend on it.
     """
     tiny.reset()
-    target, head = tiny.target, tiny.drafter("eagle3")._lane  # type: ignore[attr-defined]
+    target, head = tiny.target, tiny.drafters["eagle3"]._lane  # type: ignore[attr-defined]
     reference = NumpyHead(head_file(), resolve("tiny-target"))
     target.capture(head.layers)
     agreed = steps = 0

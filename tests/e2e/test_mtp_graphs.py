@@ -47,7 +47,7 @@ def opened(
 
 
 def lane(engine: Engine) -> Any:
-    return engine.drafter("mtp")._lane
+    return engine.drafters["mtp"]._lane
 
 
 def test_every_graph_has_a_file_here() -> None:
@@ -250,7 +250,7 @@ def fitted(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Eng
 
 
 def block(engine: Engine) -> HeadPlace:
-    return engine.drafter("mtp")._lane
+    return engine.drafters["mtp"]._lane
 
 
 def test_the_caches_agree_with_the_text_after_every_request(fitted: Engine) -> None:

@@ -57,7 +57,7 @@ def engine(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECLLAMA_HOME", str(folder / "home"))
         with Engine.load(TARGET, draft, options) as opened:
-            assert isinstance(opened.drafter("draft"), RetokenizingDrafter) == own
+            assert isinstance(opened.drafters["draft"], RetokenizingDrafter) == own
             yield opened
 
 
@@ -145,7 +145,7 @@ def test_which_way_is_taken_follows_from_what_is_shared(tmp_path: Path) -> None:
     assert compare(target, read_header(OTHER)).common < 0.9
     options = EngineOptions(n_ctx=256, threads=1, allow_other_vocab=True, check_memory=False)
     with Engine.load(TARGET, tmp_path / "fewer.gguf", options) as opened:
-        assert isinstance(opened.drafter("draft"), RetokenizingDrafter)
+        assert isinstance(opened.drafters["draft"], RetokenizingDrafter)
         both(opened, "Hello there", 0.7, max_tokens=24)
     with pytest.raises(PairIncompatible):
         Engine.load(TARGET, tmp_path / "nearly.gguf", EngineOptions(n_ctx=256, threads=1))
@@ -178,7 +178,7 @@ def test_a_draft_that_has_other_padding_drafts_as_ever(tmp_path: Path) -> None:
     kept = []
     for draft in (DRAFT, padded):
         with Engine.load(TARGET, draft, EngineOptions(n_ctx=512, threads=1)) as opened:
-            assert not isinstance(opened.drafter("draft"), RetokenizingDrafter)
+            assert not isinstance(opened.drafters["draft"], RetokenizingDrafter)
             ends = [both(opened, "Hello there", t, ignore_eos=True) for t in (0.0, 0.7)]
             kept.append([end.draft_n_accepted for end in ends])
     assert kept[0] == kept[1]

@@ -60,7 +60,7 @@ def random_pauses(engine: Engine, longest_ms: float, *, seed: int = 0) -> Iterat
     try:
         slow(engine.target, "forward", 1.0)
         for name in engine.drafters:
-            slow(engine.drafter(name), "draft", 0.1)
+            slow(engine.drafters[name], "draft", 0.1)
         yield
     finally:
         for owner, name in slowed:
@@ -211,7 +211,7 @@ def test_pauses_really_slow_down_and_go_away(tiny: Engine, prompts: list[BenchPr
     with random_pauses(tiny, 1.0):
         assert tiny.target.forward != before
     assert tiny.target.forward == before
-    assert "draft" not in vars(tiny.drafter("draft"))
+    assert "draft" not in vars(tiny.drafters["draft"])
 
 
 def run(*arguments: str) -> tuple[int, str, str]:

@@ -343,7 +343,7 @@ def costs(on: Ground, engine: Engine) -> dict[str, Any]:
 
     engine.measure()
     ids = {p.id: [*map(int, engine.encode(p.content)[0])] for p in on.prompts()}
-    drafter = engine.drafter("draft") if "draft" in engine.drafters else None
+    drafter = engine.drafters.get("draft")
     lane: Any = drafter.lane if isinstance(drafter, ChainDrafter) else None
     text = [token for some in ids.values() for token in some][:TEXT]
     found = pass_costs(engine.target, lane, text, repetitions=2)

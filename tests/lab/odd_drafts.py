@@ -66,7 +66,7 @@ def make_useless(engine: Engine) -> None:
     """Turn every guess of the draft model into a wrong one at unchanged cost and confidence: the
     scores of each pass are shifted by one token id."""
     for name in engine.drafters:
-        drafter = engine.drafter(name)
+        drafter = engine.drafters[name]
         if isinstance(drafter, ChainDrafter) and drafter.lanes:  # own layers may not be open yet
             lane: Any = drafter.lane
             forward = lane.forward

@@ -33,15 +33,14 @@ def main() -> None:
 
     threads = 1 if args.busy else None
     options = EngineOptions(repack=args.repack, n_ctx=2048, threads=threads)
-    with Engine.load(args.m, args.d, options) as engine:
-        layout = "repacked" if engine.info.target.repacked else "as stored"
-        print(f"{args.m.rpartition('/')[2]}, {layout}, {engine.info.exactness}")
-        text = [
-            t for prompt in split(load_prompts(), 1)[0] for t in engine.encode(prompt.content)[0]
-        ]
-        drafter = engine.drafter("draft") if "draft" in engine.drafters else None
-        lane = getattr(drafter, "lane", None)
-        costs = pass_costs(engine.target, lane, text[:256], repetitions=3)
+    engine = Engine.load(args.m, args.d, options)
+    layout = "repacked" if engine.info.target.repacked else "as stored"
+    print(f"{args.m.rpartition('/')[2]}, {layout}, {engine.info.exactness}")
+    prompts = split(load_prompts(), 1)[0]
+    text = [token for prompt in prompts for token in engine.encode(prompt.content)[0]]
+    drafter = engine.drafters.get("draft")
+    lane = getattr(drafter, "lane", None)
+    costs = pass_costs(engine.target, lane, text[:256], repetitions=3)
     ratios = {n: f"{ratio:.2f}" for n, ratio in costs.ratios.items()}
     print(f"one row {costs.target[1]:.1f} ms; v(n): {ratios}")
     if costs.draft:

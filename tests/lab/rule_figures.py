@@ -69,7 +69,7 @@ class Places:
 
     def __init__(self, engine: Engine, sampling: SamplingParams) -> None:
         self.target: Any = engine.target
-        self.draft: Any = engine.drafter("draft").lane  # type: ignore[attr-defined]
+        self.draft: Any = engine.drafters["draft"].lane  # type: ignore[attr-defined]
         self.sampling = sampling
         self.n = max(self.target.n_vocab, self.draft.n_vocab)
         self.shared = min(self.target.n_vocab, self.draft.n_vocab)

@@ -67,6 +67,9 @@ class InspectorScreen(Page):
     the token, p the target's, where they were computed. Under rejection a coin u is thrown for a
     guess: it is kept where u lies below p/q.
 
+    T records the target's three likeliest tokens at every place, from the next reply on: they
+    cost some time. Ctrl+R in the chat writes the last reply again, the same text.
+
     A reply that is being written is followed until you step back; a step to its newest round
     follows it again.
     """

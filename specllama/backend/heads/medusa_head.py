@@ -23,12 +23,7 @@ from specllama.backend.kernels import Kernels
 from specllama.backend.llama_pool import LoadedModel
 from specllama.errors import BadGguf, CannotLoad
 from specllama.models.gguf import GgufHeader
-from specllama.models.medusa_file import (
-    STATES,
-    MedusaFacts,
-    output_name,
-    read_output_ids,
-)
+from specllama.models.medusa_file import STATES, MedusaFacts, output_name, read_output_ids
 from specllama.models.tensors import read_bytes
 
 _F32 = 0

@@ -220,7 +220,7 @@ def test_a_markov_head_in_other_types_is_done_without(
 
 
 def lane_of(engine: Engine) -> HeadLane:
-    drafter = engine.drafter("dflash")
+    drafter = engine.drafters["dflash"]
     assert isinstance(drafter._lane, HeadLane)
     return drafter._lane
 

@@ -298,7 +298,7 @@ def test_a_tree_is_drafted_where_the_target_takes_one(engine: Engine) -> None:
     events = list(engine.generate(texts(8, 30), params))
     rounds = [e for e in events if isinstance(e, RoundDone)]
     assert any(e.parents != tuple(range(-1, len(e.parents) - 1)) for e in rounds)
-    assert isinstance(engine.drafter("eagle3"), EagleDrafter)
+    assert isinstance(engine.drafters["eagle3"], EagleDrafter)
     # another method in between: what the head knows of the text is out of date, and it copes
     list(engine.generate(texts(9, 20), params.replace(proposer="ngram")))
     again = written(engine, params)

@@ -158,7 +158,9 @@ class Once:
 
 
 def measured(key: dict[str, object], once: Once, folder: Path) -> Exactness:
-    return verdicts.kept(SCHEMA, key, Exactness, once, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verdicts, "profiles_dir", lambda: folder)
+        return verdicts.kept(SCHEMA, key, Exactness, once)
 
 
 def test_a_verdict_is_kept_until_something_changes(tmp_path: Path) -> None:
@@ -177,7 +179,7 @@ def test_a_verdict_is_kept_until_something_changes(tmp_path: Path) -> None:
 def test_a_damaged_verdict_is_measured_again(tmp_path: Path, damage: bytes) -> None:
     once = Once()
     measured(KEY, once, tmp_path)
-    [file] = [path for path in tmp_path.iterdir() if path.is_file()]
+    [file] = tmp_path.rglob("*.json")
     file.write_bytes(damage)
     assert measured(KEY, once, tmp_path).rows == 3
     assert measured(KEY, once, tmp_path).rows == 3

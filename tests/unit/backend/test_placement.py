@@ -12,7 +12,7 @@ from sketches import plan_of
 
 from specllama.backend import placement, planning
 from specllama.backend.devices import Device
-from specllama.backend.placement import OffloadPlan, expert_weights, layer_bytes
+from specllama.backend.placement import OffloadPlan, layer_bytes, layer_weights
 from specllama.engine import gguf_pair
 from specllama.errors import DoesNotFit, SpecllamaError, UsageError
 from specllama.models import context, memory, running_state
@@ -186,7 +186,7 @@ def test_as_few_experts_as_possible_stay_in_ram() -> None:
     assert kept == sorted(kept, reverse=True)
     assert kept[-1] == 0
     plan = plan_of(target, None, [gpu(12)], n_ctx=8192).target
-    assert plan.expert_bytes == sum(expert_weights(target)[: plan.experts])
+    assert plan.expert_bytes == sum(layer_weights(target, experts=True)[: plan.experts])
     fixed = PlaceOptions(n_cpu_moe=plan.experts - 1)
     assert not plan_of(target, None, [gpu(12)], n_ctx=8192, place=fixed).target.whole
 
@@ -202,7 +202,7 @@ def test_experts_as_asked() -> None:
     target = sketches.qwen_30b_a3b()
     every = plan_of(target, None, [gpu(80)], place=PlaceOptions(cpu_moe=True)).target
     assert every.patterns == ((EXPERTS, "CPU"),)
-    assert every.expert_bytes == sum(expert_weights(target))
+    assert every.expert_bytes == sum(layer_weights(target, experts=True))
     two = plan_of(target, None, [gpu(80)], place=PlaceOptions(n_cpu_moe=2)).target
     assert [pattern for pattern, _ in two.patterns] == [
         rf"blk\.{i}\.ffn_(up|down|gate|gate_up)_(ch|)exps" for i in (0, 1)

@@ -137,7 +137,7 @@ def test_no_way_is_always_first() -> None:
 def test_every_run_reads_its_prompt_afresh(engine: Engine) -> None:
     """Time to the first token counts for target and draft alike."""
     arms = both(engine)
-    draft = engine.drafter("draft").lane  # type: ignore[attr-defined]
+    draft = engine.drafters["draft"].lane  # type: ignore[attr-defined]
     for _ in range(2):
         arms[1].run(tasks()[0], 0)
         assert max(draft.passes) >= 10, "the draft read the prompt"
@@ -261,7 +261,7 @@ def test_foreign_reports_are_refused(tmp_path: Path, content: str) -> None:
 
 
 def test_costs_are_measured_and_the_caches_left_empty(engine: Engine) -> None:
-    draft = engine.drafter("draft").lane  # type: ignore[attr-defined]
+    draft = engine.drafters["draft"].lane  # type: ignore[attr-defined]
     ticks: list[int] = []
     costs = pass_costs(
         engine.target, draft, [1, 2, 3, 4] * 10, repetitions=2, progress=lambda: ticks.append(1)

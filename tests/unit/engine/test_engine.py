@@ -400,7 +400,7 @@ def test_a_failing_pass_leaves_the_engine_ready(kind: str, where: str) -> None:
     engine = make(**options)
     context: Context = engine.target
     if where == "draft_context":
-        proposer = engine.drafter("draft")
+        proposer = engine.drafters["draft"]
         assert isinstance(proposer, ChainDrafter)
         context = proposer.lane
     assert isinstance(context, Faulty)
@@ -539,7 +539,7 @@ def test_requests_that_cannot_be_served() -> None:
     lonely = engine_over(FakeContext(FakeTable(V, sharpness=2.0, eog_bias=-2.0), n_ctx=256))
     with pytest.raises(UsageError, match="draft"):
         next(iter(lonely.generate(PROMPT, params(proposer="draft"))))
-    assert lonely.drafters == ("none",)
+    assert list(lonely.drafters) == ["none"]
     assert run(lonely, params(proposer="auto")).proposer == "none"
 
 

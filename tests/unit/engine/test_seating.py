@@ -332,7 +332,7 @@ def test_a_drafter_is_asked_before_a_prefix_is_lent(monkeypatch: pytest.MonkeyPa
     text = [3 + i % 20 for i in range(150)]
     list(engine.generate(text, params(0, most=1)))
     assert cached(engine, text) == 149
-    monkeypatch.setattr(engine.drafter("none"), "reusable", lambda ids, known: 100)
+    monkeypatch.setattr(engine.drafters["none"], "reusable", lambda ids, known: 100)
     id = engine.submit(text, params(1))
     assert len(engine.target.tokens) == 150 - 1 - TILE  # which is read in tiles
     engine.drop(id)

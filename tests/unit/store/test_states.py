@@ -177,10 +177,13 @@ def bytes_of(text: str) -> bytes:
 
 def exactness(folder: Path) -> tuple[Path, Callable[[], object]]:
     def read() -> None:
-        assert verdicts.kept(SCHEMA, {"file": "ä model"}, Exactness, lambda: FOUND, folder) == FOUND
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(verdicts, "profiles_dir", lambda: folder)
+            found = verdicts.kept(SCHEMA, {"file": "ä model"}, Exactness, lambda: FOUND)
+        assert found == FOUND
 
     read()
-    (path,) = folder.iterdir()
+    (path,) = folder.rglob("*.json")
     return path, read
 
 

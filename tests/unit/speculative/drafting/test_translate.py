@@ -252,7 +252,7 @@ def test_real_files_with_other_tokenizers(
         assert names["tree"].available == (kind == "shared")
         if kind != "shared":
             assert "another tokenizer" in names["tree"].reason
-        proposer: Drafter = engine.drafter("draft")
+        proposer: Drafter = engine.drafters["draft"]
         assert isinstance(proposer, RetokenizingDrafter) == (kind != "shared")
         for temperature in (0.0, 0.9):
             plain = texts(engine, "none", temperature)
