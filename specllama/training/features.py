@@ -11,7 +11,7 @@ bits, which is all that is lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,7 @@ from specllama.engine.opening import OpeningPair
 from specllama.engine.prompting import Prompting
 from specllama.engine.sampler_chains import SamplerChains
 from specllama.errors import UsageError
-from specllama.events import Report
+from specllama.events import Event
 from specllama.models.gguf import GgufHeader
 from specllama.models.nextn_blocks import trunk_blocks
 from specllama.settings.params import EngineOptions
@@ -169,7 +169,7 @@ class Teacher:
         lanes: int = 8,
         longest: int = 1024,
         threads: int | None = None,
-        on_progress: Report = None,
+        on_progress: Callable[[Event], None] | None = None,
         stop: Cancel | None = None,
     ) -> Teacher:
         """Open a target for ``lanes`` texts at once, of at most ``longest`` tokens each.

@@ -21,6 +21,7 @@ from functools import cache
 from importlib.resources import files
 from itertools import count
 from pathlib import Path
+from zlib import crc32
 
 from specllama.errors import SpecllamaError, UsageError
 from specllama.files import DAMAGE
@@ -28,7 +29,7 @@ from specllama.interface import Message
 from specllama.store.sessions import SessionStore
 from specllama.store.texts import MOST_BYTES, read_named
 
-Messages = tuple[Message, ...]
+Chat = tuple[Message, ...]
 
 GREEDY = 0.3  # of the questions; the others are answered at ``WARM``
 WARM = 0.8
@@ -64,7 +65,7 @@ WAYS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class Exercise:
     """A question to the target.
 
     Attributes:
@@ -75,7 +76,7 @@ class Question:
     id: str
     kind: str
     held_out: bool
-    messages: Messages
+    messages: Chat
     seed: int
     temperature: float
 
@@ -84,8 +85,8 @@ class Question:
 class PromptList:
     """Questions by kind: those whose replies a head learns from, and those held out."""
 
-    trained: Mapping[str, Sequence[Messages]]
-    held: Mapping[str, Sequence[Messages]]
+    trained: Mapping[str, Sequence[Chat]]
+    held: Mapping[str, Sequence[Chat]]
     kinds: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -96,13 +97,13 @@ class PromptList:
 
     def __add__(self, other: PromptList) -> PromptList:
         def joined(
-            a: Mapping[str, Sequence[Messages]], b: Mapping[str, Sequence[Messages]]
-        ) -> dict[str, Sequence[Messages]]:
+            a: Mapping[str, Sequence[Chat]], b: Mapping[str, Sequence[Chat]]
+        ) -> dict[str, Sequence[Chat]]:
             return {kind: (*a.get(kind, ()), *b.get(kind, ())) for kind in {**a, **b}}
 
         return PromptList(joined(self.trained, other.trained), joined(self.held, other.held))
 
-    def asked(self, seed: int, without: Container[str] = ()) -> Iterator[Question]:
+    def asked(self, seed: int, without: Container[str] = ()) -> Iterator[Exercise]:
         """Yield questions without an end, kinds in turn: all that there are, then again with other
         seeds, except those whose ids are in ``without``.
 
@@ -126,14 +127,14 @@ class PromptList:
             own, greedy = drawn.getrandbits(32), drawn.random() < GREEDY
             if before < min(_held_before(turn + 1), most):
                 question = self.held[kind][order[kind, 1][before]]
-                yield Question(id, kind, True, question, own, 0.0)
+                yield Exercise(id, kind, True, question, own, 0.0)
                 continue
             again, at = divmod(turn - before, len(order[kind, 0]))
             if again > turn // most_of_all:  # the others have some that were not asked yet
                 continue
             question = self.trained[kind][order[kind, 0][at]]
             # at temperature 0 it would be answered alike
-            yield Question(id, kind, False, question, own, 0.0 if greedy and not again else WARM)
+            yield Exercise(id, kind, False, question, own, 0.0 if greedy and not again else WARM)
 
 
 def _held_before(turn: int) -> int:
@@ -141,7 +142,7 @@ def _held_before(turn: int) -> int:
     return min(turn, LEAST_HELD) + max(turn - 1, 0) // _HELD_EVERY
 
 
-def _asked(text: str) -> Messages:
+def _asked(text: str) -> Chat:
     return (Message("user", text),)
 
 
@@ -153,7 +154,7 @@ def shipped() -> PromptList:
     """Return the list that ships: every way of asking about every topic, by kind."""
     data = tomllib.loads(files("specllama.training").joinpath("questions.toml").read_text("utf-8"))
 
-    def questions(kind: str, topics: str) -> tuple[Messages, ...]:
+    def questions(kind: str, topics: str) -> tuple[Chat, ...]:
         ways = data[kind]["ways"]
         return tuple(_asked(way.replace("{x}", x)) for x in data[kind][topics] for way in ways)
 
@@ -187,7 +188,7 @@ def of_chats(path: Path | None = None) -> PromptList:
 
     They are a person's own: only call this with consent.
     """
-    units: list[list[tuple[str, Messages]]] = []
+    units: list[list[tuple[str, Chat]]] = []
     with suppress(SpecllamaError), SessionStore.peek(path) as store:
         for one in store.summaries(limit=_MOST_CHATS):
             session = store.get(one.id)
@@ -198,14 +199,14 @@ def of_chats(path: Path | None = None) -> PromptList:
     return _divided(units)
 
 
-def _turns(chat: Sequence[Message]) -> Iterator[tuple[str, Messages]]:
+def _turns(chat: Sequence[Message]) -> Iterator[tuple[str, Chat]]:
     """Yield the questions of a chat that were answered, each with what was before it."""
     for i, message in enumerate(chat[:-1]):
         if message.role == "user" and chat[i + 1].role == "assistant":
             yield "chat", tuple(chat[: i + 1])
 
 
-def _units(path: Path, text: str) -> Iterator[list[tuple[str, Messages]]]:
+def _units(path: Path, text: str) -> Iterator[list[tuple[str, Chat]]]:
     """Yield the questions about each piece of a file; they stay together."""
     if path.suffix.lower() == ".jsonl":
         for line in text.splitlines():
@@ -246,12 +247,11 @@ def _pieces(text: str) -> Iterator[str]:
     return (piece.strip("\n") for piece in pieces if len(piece.strip()) >= _SHORTEST)
 
 
-def _divided(units: Iterable[list[tuple[str, Messages]]]) -> PromptList:
+def _divided(units: Iterable[list[tuple[str, Chat]]]) -> PromptList:
     """Hold some units out, of every kind a few; questions of one unit stay together."""
-    units = [unit for unit in units if unit]
-    random.Random(len(units)).shuffle(units)
-    trained: dict[str, list[Messages]] = {}
-    held: dict[str, list[Messages]] = {}
+    units = sorted((unit for unit in units if unit), key=lambda unit: crc32(repr(unit[0]).encode()))
+    trained: dict[str, list[Chat]] = {}
+    held: dict[str, list[Chat]] = {}
     total: dict[str, int] = {}
     for unit in units:
         for kind, _ in unit:

@@ -80,7 +80,7 @@ class Shards:
     def _look(self, path: Path, held_out: bool) -> None:
         """Take a file in; remove a damaged one."""
         try:
-            with np.load(path, allow_pickle=False) as arrays:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 ids, tokens = tuple(arrays["id"].tolist()), int(arrays["n"].sum())
         except _DAMAGE as error:
             self._drop(path, error)
@@ -189,7 +189,7 @@ class Shards:
     def _load(self, path: Path) -> list[Features]:
         """Read a shard; a damaged one is removed and gives nothing."""
         try:
-            with np.load(path, allow_pickle=False) as arrays:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 part = {name: arrays[name] for name in arrays.files}
             ends = np.cumsum(part["n"])
             cuts = [slice(end - n, end) for n, end in zip(part["n"], ends, strict=True)]
