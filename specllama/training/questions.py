@@ -27,7 +27,7 @@ from specllama.errors import SpecllamaError, UsageError
 from specllama.files import DAMAGE
 from specllama.interface import Message
 from specllama.store.sessions import SessionStore
-from specllama.store.texts import MOST_BYTES, read_named
+from specllama.store.texts import read_named
 
 Chat = tuple[Message, ...]
 
@@ -44,6 +44,7 @@ CODE = frozenset({
     ".kt", ".swift", ".rb", ".php", ".cs", ".scala", ".lua", ".sh", ".sql", ".r", ".jl", ".hs",
     ".ml", ".pl", ".html", ".css", ".toml", ".yaml", ".yml",
 })  # fmt: skip
+CHATS = ".jsonl"
 ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant",
          "system": "system"}  # fmt: skip
 
@@ -173,7 +174,7 @@ def of_texts(names: Sequence[str]) -> tuple[PromptList, str]:
     Raises:
         UsageError: a name is neither a file nor a folder, or there is no text.
     """
-    texts, without = read_named(names, "cannot learn from", MOST_BYTES)
+    texts, without = read_named(names, "cannot learn from", (CHATS,))
     units = [unit for path, text in texts for unit in _units(path, text)]
     if not units:
         raise UsageError(
@@ -208,7 +209,7 @@ def _turns(chat: Sequence[Message]) -> Iterator[tuple[str, Chat]]:
 
 def _units(path: Path, text: str) -> Iterator[list[tuple[str, Chat]]]:
     """Yield the questions about each piece of a file; they stay together."""
-    if path.suffix.lower() == ".jsonl":
+    if path.suffix == CHATS:
         for line in text.splitlines():
             with suppress(*DAMAGE):
                 if questions := list(_turns(_chat(json.loads(line)))):
