@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from itertools import count
+from itertools import count, zip_longest
 from pathlib import Path
 from zlib import crc32
 
@@ -97,10 +97,20 @@ class PromptList:
         return sum(map(len, self.trained.values())) + sum(map(len, self.held.values()))
 
     def __add__(self, other: PromptList) -> PromptList:
+        """Return both lists, whose questions of a kind come in turn until one has no more."""
+
         def joined(
             a: Mapping[str, Sequence[Chat]], b: Mapping[str, Sequence[Chat]]
         ) -> dict[str, Sequence[Chat]]:
-            return {kind: (*a.get(kind, ()), *b.get(kind, ())) for kind in {**a, **b}}
+            return {
+                kind: [
+                    one
+                    for pair in zip_longest(a.get(kind, ()), b.get(kind, ()))
+                    for one in pair
+                    if one is not None
+                ]
+                for kind in {**a, **b}
+            }
 
         return PromptList(joined(self.trained, other.trained), joined(self.held, other.held))
 
@@ -110,13 +120,7 @@ class PromptList:
 
         The first of each kind are held out and answered at temperature 0, and then some others.
         """
-        order = {
-            (kind, side): random.Random(f"{seed} {kind} {side}").sample(range(n), n)
-            for side, questions in enumerate((self.trained, self.held))
-            for kind in self.kinds
-            if (n := len(questions.get(kind, ())))
-        }
-        most_of_all = max((len(order[kind, 0]) for kind in self.kinds), default=1)
+        most_of_all = max((len(self.trained[kind]) for kind in self.kinds), default=1)
         for number in count() if self.kinds else ():
             kind, turn = self.kinds[number % len(self.kinds)], number // len(self.kinds)
             most = min(len(self.held.get(kind, ())), MOST_HELD)
@@ -127,15 +131,14 @@ class PromptList:
             drawn = random.Random(f"{seed} {number}")
             own, greedy = drawn.getrandbits(32), drawn.random() < GREEDY
             if before < min(_held_before(turn + 1), most):
-                question = self.held[kind][order[kind, 1][before]]
-                yield Exercise(id, kind, True, question, own, 0.0)
+                yield Exercise(id, kind, True, self.held[kind][before], own, 0.0)
                 continue
-            again, at = divmod(turn - before, len(order[kind, 0]))
+            again, at = divmod(turn - before, len(self.trained[kind]))
             if again > turn // most_of_all:  # the others have some that were not asked yet
                 continue
-            question = self.trained[kind][order[kind, 0][at]]
             # at temperature 0 it would be answered alike
-            yield Exercise(id, kind, False, question, own, 0.0 if greedy and not again else WARM)
+            warm = WARM if again or not greedy else 0.0
+            yield Exercise(id, kind, False, self.trained[kind][at], own, warm)
 
 
 def _held_before(turn: int) -> int:
@@ -155,9 +158,11 @@ def shipped() -> PromptList:
     """Return the list that ships: every way of asking about every topic, by kind."""
     data = tomllib.loads(files("specllama.training").joinpath("questions.toml").read_text("utf-8"))
 
-    def questions(kind: str, topics: str) -> tuple[Chat, ...]:
+    def questions(kind: str, topics: str) -> list[Chat]:
         ways = data[kind]["ways"]
-        return tuple(_asked(way.replace("{x}", x)) for x in data[kind][topics] for way in ways)
+        found = [_asked(way.replace("{x}", x)) for x in data[kind][topics] for way in ways]
+        random.Random(kind).shuffle(found)
+        return found
 
     return PromptList(
         {kind: questions(kind, "topics") for kind in data},

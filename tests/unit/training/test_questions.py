@@ -181,4 +181,7 @@ def test_lists_are_joined_by_kind(tmp_path: Path) -> None:
     both = shipped() + texts
     assert len(both) == len(shipped()) + len(texts)
     assert both.kinds == ("chat", *KINDS)
+    own = {chat for kind in texts.trained.values() for chat in kind}
+    first = [one.messages in own for one in asked(both, 150) if one.kind in ("code", "edit")]
+    assert 0.3 < sum(first) / len(first) < 0.6
     assert not asked(PromptList({}, {}), 3)
