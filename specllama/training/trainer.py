@@ -292,11 +292,11 @@ class Trainer:
             head.get_buffer("scale").copy_(1 / spread.clamp(min=1e-6 * float(spread.max())))
             head.output.weight.copy_(self.target.output())
             head.output_norm.weight.copy_(self.target.norm)
-        seed_head(head, self.target.embed(self.target.words), *given[:4], self.plan.seed)
+            words = self.target.embed(self.target.words)
+            seed_head(head, words, *given[:4], self.plan.seed)
         head.to(self.device)
         self.average.load_state_dict(head.state_dict())
 
-    @torch.no_grad()
     def _measure(self) -> None:
         """Measure the average of the weights in held-out texts; keep it if it is the best."""
         found = self.measure(self.average)
@@ -462,4 +462,4 @@ def half_pays(device: torch.device) -> bool:
         for _ in range(3):
             a @ b
         took.append(time.perf_counter() - begin)
-    return took[1] < 0.8 * took[0]
+    return bool(took[1] < 0.8 * took[0])
