@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,13 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specllama.arrays import IntArray
-from specllama.errors import SpecllamaError
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_writer import Value
 from specllama.training.acceptance import Acceptance
 from specllama.training.eagle_head import EagleHead, HeadShape, law_loss
 from specllama.training.head_file import write_head
 from specllama.training.head_seed import seed_head
+from specllama.training.kept_training import fit_words, read_kept, write_kept
 from specllama.training.lessons import Lesson, TargetFacts
 from specllama.training.muon import Muon
 
@@ -99,7 +98,7 @@ class Trainer:
     """A head in training, kept in a file.
 
     Args:
-        words: the tokens that the head may guess, ascending; where the file exists, its own.
+        words: the tokens that the head may guess, ascending; others than before change its rows.
         layers: of the target, whose inputs are read.
         features, held_out: give all texts from the start; there may be more the next time.
         kept: the file of the training, which goes on where it was left.
@@ -125,9 +124,8 @@ class Trainer:
         self.figures, self.stalled = Figures(), False
         self.best: dict[str, Tensor] = {}
         self._features, self._held_out = features, held_out
-        found = self._read(header) if kept.exists() else {}
-        if found:
-            words, layers = found["words"].numpy(), found["layers"]
+        found = read_kept(kept, header)
+        layers = found.get("layers", layers)
         self.layers = tuple(layers)
         self.target = TargetFacts(header, words)
         torch.manual_seed(self.plan.seed)
@@ -147,6 +145,7 @@ class Trainer:
         )
         self._half = found["half"] if found else half_pays(self.device)
         if found:
+            fit_words(found, self.target)
             self._restore(found)
 
     # -- training ----------------------------------------------------------------------------------
@@ -233,7 +232,7 @@ class Trainer:
                 if not len(h):
                     continue
                 x = self.head.output_norm(h)
-                loss, _ = law_loss(x, self.head.output.weight, index[at], p[at], self._dtype)
+                loss = law_loss(x, self.head.output.weight, index[at], p[at], self._dtype)
                 loss = loss / len(h)
                 if k == 0:
                     firsts = float(loss.detach())
@@ -309,6 +308,21 @@ class Trainer:
             best=max(self.figures.best, found.per_pass),
         )
 
+    def judge_again(self) -> Figures:
+        """Measure the best head again: held-out texts may have come, or other words."""
+        if self.best:
+            found = self.measure(self._best_head())
+            self.figures = replace(
+                self.figures, right=found.right, per_pass=found.per_pass, best=found.per_pass
+            )
+        return self.figures
+
+    def _best_head(self) -> EagleHead:
+        head = copy.deepcopy(self.average)
+        if self.best:
+            head.load_state_dict(self.best)
+        return head
+
     def measure(self, head: EagleHead) -> Acceptance:
         """Count a head's right guesses in held-out texts."""
         found, left = Acceptance(self.plan.steps), self.plan.judged
@@ -352,9 +366,7 @@ class Trainer:
         Raises:
             SpecllamaError: it cannot be written.
         """
-        head = copy.deepcopy(self.average)
-        if self.best:
-            head.load_state_dict(self.best)
+        head = self._best_head()
         weights = {name: p.numpy() for name, p in head.file_weights().items()}
         target = self.target
         write_head(path, weights, head.s, target.header, target.words, self.layers, about)
@@ -362,7 +374,7 @@ class Trainer:
     # -- the file ----------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write the file beside and rename it.
+        """Write the file, whole or not at all.
 
         Raises:
             SpecllamaError: it cannot be written.
@@ -381,31 +393,7 @@ class Trainer:
             "muon": self._muon.state_dict(),
             "adam": self._adam.state_dict(),
         }
-        part = self.kept.with_name(self.kept.name + ".part")
-        try:
-            with part.open("wb") as file:
-                torch.save(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(self.kept)
-        except OSError as error:
-            part.unlink(missing_ok=True)
-            raise SpecllamaError(f"cannot write {self.kept}: {error.strerror or error}") from None
-
-    def _read(self, header: GgufHeader) -> Mapping[str, Any]:
-        try:
-            found: dict[str, Any] = torch.load(self.kept, map_location="cpu", weights_only=True)
-            of = found["target"]
-        except Exception as error:  # torch has no type of its own for damage
-            raise SpecllamaError(
-                f"{self.kept} is damaged ({error})", "delete it to train a new head"
-            ) from None
-        if of != header.fingerprint:
-            raise SpecllamaError(
-                f"{self.kept} belongs to another target than {header.path.name}",
-                "give another --folder, or the target that it belongs to",
-            )
-        return found
+        write_kept(self.kept, state)
 
     def _restore(self, found: Mapping[str, Any]) -> None:
         self.head.load_state_dict(found["head"])
