@@ -187,8 +187,7 @@ def test_other_words_have_the_targets_rows_and_those_that_stay_their_own(
     assert (rows[:40] == kept[40:]).all()
     assert (rows[40:] == again.target.output()[40:]).all()
     assert (rows[:40] != again.target.output()[:40]).any()
-    before = one.figures
-    assert again.judge_again().right != before.right
+    assert again.judge_again().right != one.figures.right
     assert figures(again, 3)[-1].step == 17
 
 
@@ -221,3 +220,16 @@ def test_what_no_longer_gains_ends_and_the_best_head_is_exported(
     scale = one.average.get_buffer("scale").numpy()
     wanted = one.average.fc.weight.numpy() * scale
     assert np.allclose(read_tensor(made, "fc.weight"), wanted, atol=0.01 * np.abs(wanted).max())
+
+    assert np.allclose(read_tensor(made, "fc.weight"), wanted, atol=0.01 * np.abs(wanted).max())
+
+
+def test_other_texts_judge_the_best_head_again(header: GgufHeader, tmp_path: Path) -> None:
+    one = trainer(header, tmp_path, SHORT)
+    figures(one, 20)
+    before = one.figures.best
+    one._held_out = lambda: iter(texts(Table(header), 7, 5))
+    found = one.judge_again()
+    assert one.figures.best == found.per_pass != before
+    one._held_out = lambda: iter(texts(Table(header), 2, 24))
+    assert one.judge_again().per_pass == before
