@@ -221,8 +221,6 @@ def test_what_no_longer_gains_ends_and_the_best_head_is_exported(
     wanted = one.average.fc.weight.numpy() * scale
     assert np.allclose(read_tensor(made, "fc.weight"), wanted, atol=0.01 * np.abs(wanted).max())
 
-    assert np.allclose(read_tensor(made, "fc.weight"), wanted, atol=0.01 * np.abs(wanted).max())
-
 
 def test_other_texts_judge_the_best_head_again(header: GgufHeader, tmp_path: Path) -> None:
     one = trainer(header, tmp_path, SHORT)
