@@ -1,0 +1,1 @@
+"""Training of draft heads for a model file: its own replies, read and learned from."""
