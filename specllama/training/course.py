@@ -6,26 +6,36 @@ whenever it guesses better than the one that was written before.
 
 from __future__ import annotations
 
+import resource
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
+from specllama.rates import share
 from specllama.training.timetable import (
     LEAST_GAIN,
     LONGEST_S,
     SEVERAL,
-    Paces,
+    Outlook,
     cycle_s,
+    outlook,
     writing_share,
 )
-from specllama.training.training_card import NAME, Milestone, Phase, TrainingCard, beside
+from specllama.training.training_card import (
+    NAME,
+    Milestone,
+    Phase,
+    TrainingCard,
+    beside,
+)
 
 SAVE_S = 20.0  # after which the card is written again
 TRY_S, PATIENCE_S = 12.0, 90.0  # of a phase whose pace is measured; until something comes of it
 _SHORT_S = 5.0  # a rest that is not worth a cycle
-_READ_BY = 0.6  # of a cycle: what is not read by then is read in the next one
+_READ_BY = 0.6  # of a cycle: what was not read again by then is read in the next one
 
 Over = Callable[[], bool]
 """True once a phase has to end: asked several times a second."""
@@ -35,8 +45,14 @@ Why = Literal["time", "gain", "stopped"]
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """Tokens: of the replies that were written, of those held out, of those that were read (held
-    out or not), and of those that wait for it; bytes of the folder; replies by kind."""
+    """What is in the folder.
+
+    Attributes:
+        written: tokens of replies. held_out: of those that are for judging.
+        unread: replies whose features are gone, though there is room for them.
+        read: tokens whose features are there. disk: their bytes.
+        replies: by kind.
+    """
 
     written: int
     held_out: int
@@ -52,13 +68,22 @@ class Work(Protocol):
     def amounts(self) -> Amounts: ...
 
     def write(self, over: Over) -> None:
-        """Let the target write replies."""
+        """Let the target write replies, and keep their features."""
 
     def read(self, over: Over) -> None:
-        """Compute the features of replies that have none."""
+        """Read replies again whose features are gone."""
 
-    def train(self, over: Over, report: Callable[[Milestone], None]) -> None:
-        """Train; report figures now and then, and when it ends."""
+    def train(
+        self,
+        over: Over,
+        report: Callable[[Milestone], None],
+        ahead: Callable[[], float | None],
+    ) -> None:
+        """Train until it is over or gains nothing; report each step, and figures in the end.
+
+        Args:
+            ahead: the share of the whole training that is ahead.
+        """
 
     def export(self, path: Path, card: TrainingCard) -> None:
         """Write the head as it is."""
@@ -110,35 +135,48 @@ class Course:
     def amounts(self) -> Amounts:
         return self._work.amounts()
 
-    def paces(self) -> Paces | None:
-        """Return the pace of each phase so far; None if one of them is not known."""
-        card = self.card
-        amounts = {"write": card.written, "read": card.read, "train": card.trained}
-        if not all(amounts.values()) or not all(card.seconds.values()):
-            return None
-        return Paces(**{one: amounts[one] / card.seconds[one] for one in amounts})
+    def pace(self, phase: Phase) -> float | None:
+        """Return tokens a second of writing or training so far; None if that is not known."""
+        tokens = self.card.written if phase == "write" else self.card.trained
+        return share(tokens, self.card.seconds[phase]) or None
 
-    def measure(self) -> Paces | None:
-        """Measure the paces that are not known, for some seconds each; what was made is kept.
+    def outlook(self, disk: int) -> Outlook:
+        """Foretell what is left, with ``disk`` bytes at most."""
+        amounts = self.amounts
+        return outlook(
+            self.left_s,
+            self.pace("write") or 0.0,
+            self.pace("train") or 0.0,
+            amounts.written,
+            share(amounts.disk, amounts.read) or 0.0,
+            disk=disk,
+            memory=self.card.memory,
+        )
 
-        Returns None if it was stopped."""
-        for phase in ("write", "read", "train"):
-            if self.paces() is None and not self._stopped():
-                self._run(phase, TRY_S, PATIENCE_S)
-        return self.paces()
+    def keep(self, out: Path) -> None:
+        """Write the card into its folder and beside a head."""
+        self._save()
+        self.card.save(beside(out))
+
+    def measure(self) -> None:
+        """Write and train for some seconds, where their pace is not known; what was made stays."""
+        if self.pace("write") is None:
+            self._run("write", TRY_S, PATIENCE_S)
+        if self.pace("train") is None:
+            self._run("train", TRY_S)
 
     def run(self) -> Why:
         """Go on until the time is over, a cycle gains nothing, or it is stopped."""
-        card, cycles, passes = self.card, 0, None
+        card, cycles, visits = self.card, 0, None
         while self.left_s > _SHORT_S and not self._stopped():
             seconds, before = cycle_s(card.spent_s, self.left_s), card.best
             whole = seconds >= min(card.spent_s, LONGEST_S)
             end, trained = card.spent_s + seconds, card.trained
-            self._run("write", seconds * writing_share(passes))
+            self._run("write", seconds * writing_share(visits))
             if self.amounts.unread:
                 self._run("read", end - (1 - _READ_BY) * seconds - card.spent_s)
             self._run("train", end - card.spent_s)
-            passes = (card.trained - trained) / max(card.read, 1)
+            visits = (card.trained - trained) / max(self.amounts.read, 1)
             cycles += 1
             if card.best is not None:
                 card.course.append(card.best)
@@ -166,7 +204,7 @@ class Course:
 
         try:
             if phase == "train":
-                self._work.train(over, self._report)
+                self._work.train(over, self._report, lambda: self.left_s / self.seconds)
             else:
                 getattr(self._work, phase)(over)
         finally:
@@ -177,9 +215,9 @@ class Course:
     def _done(self, phase: Phase) -> int:
         """Return the tokens of a phase so far."""
         amounts, card = self._work.amounts(), self.card
-        card.written, card.held_out, card.read = amounts.written, amounts.held_out, amounts.read
+        card.written, card.held_out = amounts.written, amounts.held_out
         card.replies = amounts.replies
-        return {"write": card.written, "read": card.read, "train": card.trained}[phase]
+        return {"write": card.written, "read": amounts.read, "train": card.trained}[phase]
 
     def _pass_time(self) -> None:
         now = self._clock()
@@ -191,8 +229,11 @@ class Course:
             self._save()
 
     def _report(self, found: Milestone) -> None:
-        card = self.card
+        card, latest = self.card, self.card.latest
         card.trained = found.tokens
+        if not found.right or (latest is not None and latest.right == found.right):
+            return  # nothing was measured since
+        card.latest = found = replace(found, minutes=card.spent_s / 60)
         if card.best is None or found.per_pass > card.best.per_pass:
             self._pass_time()
             card.best = found
@@ -203,8 +244,15 @@ class Course:
 
     def _save(self) -> None:
         self._done("write")
+        self.card.memory = max(self.card.memory, peak_memory())
         self.card.save(self._folder / NAME)
         self._saved = self._clock()
+
+
+def peak_memory() -> int:
+    """Return the most bytes of memory that this process had."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most
 
 
 def _gain(before: Milestone | None, after: Milestone | None) -> float:

@@ -18,6 +18,7 @@ from specllama.paths import replace_file
 NAME = "card.json"
 METADATA = "specllama.training"  # the key in the head's file
 Phase = Literal["write", "read", "train"]
+PHASES: tuple[Phase, ...] = ("write", "read", "train")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,11 @@ class TrainingCard:
         target: the name of its file. fingerprint: of the file itself.
         words: that the head can guess.
         sources: of prompts, in words. replies: by kind.
-        written: tokens of all replies, of which ``held_out`` are never learned from. read: tokens
-            whose features were computed. trained: tokens seen in training.
-        seconds: of each phase, in all runs.
+        written: tokens of all replies, of which ``held_out`` are never learned from.
+        trained: tokens seen in training, each as often as it was.
+        seconds: of each phase, in all runs. memory: bytes of the process, at most.
         course: figures at the end of each cycle.
-        best: of the head that was written.
+        best: figures of the head that was written. latest: those of the training.
         pays: words on what it brings on this machine.
     """
 
@@ -77,13 +78,12 @@ class TrainingCard:
     replies: dict[str, int] = field(default_factory=dict)
     written: int = 0
     held_out: int = 0
-    read: int = 0
     trained: int = 0
-    seconds: dict[Phase, float] = field(
-        default_factory=lambda: {"write": 0.0, "read": 0.0, "train": 0.0}
-    )
+    seconds: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    memory: int = 0
     course: list[Milestone] = field(default_factory=list)
     best: Milestone | None = None
+    latest: Milestone | None = None
     pays: str = ""
     versions: dict[str, str] = field(default_factory=dict)
 
