@@ -57,6 +57,7 @@ FORBIDDEN = {
     "store": "engine session cli tui",
     "tui": "cli",
     "server": "backend cli tui session",
+    "training": "cli tui session bench server remote backend.llama backend.llama_pool",
     "remote": "backend engine cli tui session server",
     "errors": "specllama",  # the root of everything imports nothing of ours
 }

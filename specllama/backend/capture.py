@@ -3,6 +3,7 @@
     final_hidden   after the last norm, what the output matrix reads; rows with logits only, since
                    llama.cpp makes every row an output where it gives this state away
     (1, 5, 9)      the residual stream as it enters these layers, side by side, every row
+    (1, 5, FINAL)  the same with the final state, of passes that return all rows
     nextn          the state that NextN blocks read, every row
 
 Taking a tensor out adds no arithmetic to a row. But with "nextn", llama.cpp computes the last block
@@ -19,7 +20,7 @@ from typing import Any
 import llama_cpp as ll
 import numpy as np
 
-from specllama.arrays import HiddenNeed, Rows
+from specllama.arrays import FINAL, HiddenNeed, Rows, with_final
 from specllama.backend.symbols import function, rows
 from specllama.errors import PairIncompatible
 from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES
@@ -65,7 +66,8 @@ class Capture:
 
     def choose(self, needs: set[HiddenNeed]) -> None:
         """Give these states away from the next pass on, and no others."""
-        if "final_hidden" in needs and int(ll.llama_pooling_type(self._ctx)) != 0:
+        final = any(map(with_final, needs))
+        if final and int(ll.llama_pooling_type(self._ctx)) != 0:
             raise PairIncompatible("this target pools its hidden states")
         layers, before = _layers(needs), _layers(self._needs)
         if layers:
@@ -74,20 +76,25 @@ class Capture:
             function("llama_set_embeddings_layer_inp")(self._ctx, layer, layer in layers)
         if ("nextn" in needs) != ("nextn" in self._needs):
             function("llama_set_embeddings_nextn")(self._ctx, "nextn" in needs, False)
-        if "final_hidden" in self._needs - needs:
+        if not final and any(map(with_final, self._needs)):
             ll.llama_set_embeddings(self._ctx, False)
         self._needs = set(needs)
 
     def prepare(self, every_row: bool) -> None:
         """Prepare for a pass; ``every_row``: every token has logits, and its state is wanted."""
-        if "final_hidden" in self._needs:
+        if any(map(with_final, self._needs)):
             ll.llama_set_embeddings(self._ctx, every_row)
 
     def rows(self, need: HiddenNeed, n: int) -> Rows:
         """Return states [n, width] of the tokens of the last pass; those of layers are copies."""
         if isinstance(need, tuple):
             read = function("llama_get_embeddings_layer_inp")
-            parts = [rows(read(self._ctx, layer), n, self._width) for layer in need]
+            parts = [
+                self.rows("final_hidden", n)
+                if layer == FINAL
+                else rows(read(self._ctx, layer), n, self._width)
+                for layer in need
+            ]
             return np.concatenate(parts, axis=1)
         if need == "nextn":
             states = function("llama_get_embeddings_nextn")(self._ctx)
@@ -98,7 +105,7 @@ class Capture:
 
 
 def _layers(needs: set[HiddenNeed]) -> set[int]:
-    return {layer for need in needs if isinstance(need, tuple) for layer in need}
+    return {layer for need in needs if isinstance(need, tuple) for layer in need} - {FINAL}
 
 
 def architecture(model: Any) -> str:

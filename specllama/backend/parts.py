@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specllama.arrays import Rows
+from specllama.arrays import Rows, with_final
 from specllama.backend.base import Outputs
 from specllama.backend.batch import Batch
 from specllama.backend.cells import Places
@@ -47,7 +47,7 @@ class PassPart:
     @property
     def gives_final(self) -> bool:
         """True if final hidden states are kept of it."""
-        return self.lane.need == "final_hidden" and self.n_rows == len(self.tokens)
+        return with_final(self.lane.need) and self.n_rows == len(self.tokens)
 
     @property
     def may_widen(self) -> bool:
@@ -131,7 +131,7 @@ class PassPart:
             if self.gives_final:
                 states = cache.states(lane.need, total)
                 lane.hidden.add(past, states if order is None else states[order[rows]])
-        elif lane.need != "nothing":
+        elif lane.need != "nothing" and self.gives_final == with_final(lane.need):
             lane.hidden.add(past, cache.states(lane.need, cache.batch.n)[rows])
 
     def undo(self, cache: LlamaCache, free: list[int]) -> None:

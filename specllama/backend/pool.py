@@ -305,7 +305,7 @@ class CellPool(LaneBooks):
         for piece, rows in zip(pieces, at, strict=True):
             piece.write(batch, rows)
         batch.n = n
-        every = "final_hidden" in self._needs and any(piece.gives_final for piece in pieces)
+        every = bool(self._needs) and any(piece.gives_final for piece in pieces)
         if every and len(pieces) > 1:
             if n > self.max_rows:
                 raise ValueError(f"a pass that keeps final states returns {self.max_rows} rows")

@@ -1,4 +1,4 @@
-"""The texts of the files and folders that a user names to draft from.
+"""The texts of the files and folders that a user names, to draft or to learn from.
 
 The newest files come first until the bound is reached. What is hidden, larger than a file of text
 is, or no UTF-8 is left out and counted.
@@ -24,29 +24,37 @@ def read_texts(names: Sequence[str]) -> tuple[list[str], str]:
     Raises:
         UsageError: a name is neither a file nor a folder.
     """
+    texts, without = read_named(names, "cannot draft from")
+    return [text for _, text in texts], without
+
+
+def read_named(
+    names: Sequence[str], cannot: str, most_file: int = MOST_FILE
+) -> tuple[list[tuple[Path, str]], str]:
+    """Return what ``read_texts`` does, each text with its file. Errors begin with ``cannot``."""
     files: dict[Path, os.stat_result] = {}
     for name in names:
         path = Path(os.path.expanduser(name))
         if not path.exists():
-            raise UsageError(f"cannot draft from {name}: there is no such file or folder")
+            raise UsageError(f"{cannot} {name}: there is no such file or folder")
         for file in _files(path):
             try:
                 files[file] = file.stat()
             except OSError:
                 continue
-    texts: list[str] = []
+    texts: list[tuple[Path, str]] = []
     without: Counter[str] = Counter()
     left = MOST_BYTES
     for file in sorted(files, key=lambda one: (-files[one].st_mtime, str(one))):
         size = files[file].st_size
-        if size > MOST_FILE:
-            without["larger than 1 MiB"] += 1
+        if size > most_file:
+            without[f"larger than {most_file >> 20} MiB"] += 1
         elif size > left:
             without["beyond 8 MiB of newer ones"] += 1
         elif (text := _text(file)) is None:
             without["no text"] += 1
         elif text:
-            texts.append(text)
+            texts.append((file, text))
             left -= size
     said = ", ".join(f"{n} {why}" for why, n in without.items())
     return texts[::-1], said

@@ -1,0 +1,270 @@
+"""The features that a head learns from: states and laws of the target, at each token of a reply.
+
+They come from the passes of the engine's own pool: the inputs of some layers, the state after the
+last norm, and the likeliest tokens under the plain softmax of the logits. Numbers are kept in 16
+bits, which is all that is lost.
+
+    writing   passes that write a reply give its features as well (``writing``)
+    reading   a reply whose features are gone is read again, in passes of ``rows`` tokens; where
+              passes of this width are bitwise like single steps, so are the features
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from specllama.arrays import FINAL, IntArray, Rows
+from specllama.backend.base import Lane, OpenedPair, Part
+from specllama.cancel import Cancel
+from specllama.engine.opening import OpeningPair
+from specllama.engine.prompting import Prompting
+from specllama.engine.sampler_chains import SamplerChains
+from specllama.errors import UsageError
+from specllama.events import Report
+from specllama.models.gguf import GgufHeader
+from specllama.models.nextn_blocks import trunk_blocks
+from specllama.settings.params import EngineOptions
+from specllama.speculative.selection import Peaks
+from specllama.training.corpus import Sample
+
+if TYPE_CHECKING:
+    from typing import Self
+
+TOP = 64  # tokens of a law that are kept
+KEPT = 256  # tokens of a prompt, its last ones
+_ROWS = 256  # of a pass; its logits take at most _LOGITS bytes
+_LOGITS = 64 << 20
+_LEAST_ROWS = 32
+_MOST = float(np.finfo(np.float16).max)
+
+HalfArray = npt.NDArray[np.float16]
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """The features of one reply and of the end of its prompt, n tokens.
+
+    Attributes:
+        reply_from: index of the reply's first token.
+        inputs: [n, 3E] the residual stream as it enters three layers: a low, a middle, a high one.
+        final: [n, E] the state after the last norm, which the target's output matrix reads.
+        top_ids, top_p: [n, TOP] the likeliest tokens after each token, and their probabilities at
+            temperature 1, the likeliest first.
+        id, kind: those of the ``Sample``.
+    """
+
+    tokens: IntArray
+    reply_from: int
+    inputs: HalfArray
+    final: HalfArray
+    top_ids: IntArray
+    top_p: HalfArray
+    id: str = ""
+    kind: str = ""
+
+    @property
+    def n_bytes(self) -> int:
+        parts = (self.tokens, self.inputs, self.final, self.top_ids, self.top_p)
+        return sum(part.nbytes for part in parts)
+
+
+def layers_read(header: GgufHeader) -> tuple[int, int, int]:
+    """Return the layers of a target whose inputs a head reads.
+
+    Raises:
+        UsageError: it has too few.
+    """
+    n = trunk_blocks(header)
+    if n < 4:
+        raise UsageError(f"{header.path.name} has {n} layers: too few for a head that reads three")
+    return 2, n // 2, n - 3
+
+
+class LawReader:
+    """A reader of rows of logits as the likeliest tokens and their probabilities."""
+
+    def __init__(self) -> None:
+        self._peaks: Peaks | None = None
+
+    def read(self, rows: Rows) -> tuple[IntArray, HalfArray]:
+        """Return ids and probabilities [n, TOP] of ``rows`` [n, n_vocab], the likeliest first."""
+        n, most = len(rows), min(TOP, rows.shape[1])
+        ids, chances = np.zeros((n, TOP), np.int32), np.zeros((n, TOP), np.float16)
+        weights = np.empty(rows.shape[1], np.float32)
+        for i, row in enumerate(rows):
+            peaks = self._peaks = Peaks(row) if self._peaks is None else self._peaks.read(row)
+            ids[i, :most] = best = peaks.best(most)
+            np.exp(np.subtract(row, np.float32(peaks.top), out=weights), out=weights)
+            chances[i, :most] = weights[best] / weights.sum()
+        return ids, chances
+
+
+class Gathering:
+    """The features of one lane's text as its passes come, from token ``first`` on."""
+
+    def __init__(self, lane: Lane, laws: LawReader, first: int) -> None:
+        self._lane, self._laws, self._first = lane, laws, first
+        self._ids: list[IntArray] = []
+        self._chances: list[HalfArray] = []
+
+    def take(self, rows: Rows) -> None:
+        """Take the rows of the tokens that the lane has just read."""
+        ids, chances = self._laws.read(rows)
+        self._ids.append(ids)
+        self._chances.append(chances)
+
+    def features(self, sample: Sample) -> Features:
+        """Return the features of the whole text, which the lane holds."""
+        end = len(sample.prompt) + len(sample.reply)
+        found = self._lane.hidden.rows(self._first, end)
+        assert found is not None, "every pass over these tokens returned all rows"
+        width = found.shape[1] // 4
+        states = np.clip(found, -_MOST, _MOST).astype(np.float16)
+        return Features(
+            tokens=np.array((*sample.prompt, *sample.reply)[self._first :], np.int32),
+            reply_from=len(sample.prompt) - self._first,
+            inputs=states[:, : 3 * width],
+            final=states[:, 3 * width :],
+            top_ids=np.concatenate(self._ids),
+            top_p=np.concatenate(self._chances),
+            id=sample.id,
+            kind=sample.kind,
+        )
+
+
+class Teacher:
+    """An opened target that writes replies and gives its states away.
+
+    Args:
+        layers: whose inputs its features hold.
+
+    Attributes:
+        lanes: replies that it can write at once.
+        rows: most tokens of a pass that gives features.
+    """
+
+    def __init__(self, opened: OpenedPair, layers: Sequence[int], lanes: int) -> None:
+        self._close = opened.close
+        self.need = (*layers, FINAL)
+        self.pool, self.vocab = opened.target.pool, opened.target.vocab
+        self.info = opened.target.info
+        self.rows = min(self.pool.n_batch, self.pool.max_rows)
+        self.lanes = min(lanes, self.pool.lanes)
+        self.prompting = Prompting(self.vocab, opened.template, opened.bos, opened.eos)
+        self.chains = SamplerChains(self.vocab)
+        self.laws = LawReader()
+
+    @classmethod
+    def open(
+        cls,
+        target: str | Path,
+        *,
+        lanes: int = 8,
+        longest: int = 1024,
+        threads: int | None = None,
+        on_progress: Report = None,
+        stop: Cancel | None = None,
+    ) -> Teacher:
+        """Open a target for ``lanes`` texts at once, of at most ``longest`` tokens each.
+
+        Raises:
+            PairIncompatible: llama.cpp does not give the layer inputs of this model away.
+            UsageError: it has too few layers.
+            what ``Engine.load`` raises.
+        """
+        from specllama.models.gguf import read_header
+        from specllama.models.refs import resolve
+
+        header = read_header(resolve(str(target)))
+        layers = layers_read(header)
+        rows = min(_ROWS, max(_LOGITS // (4 * max(header.vocab_size, 1)), _LEAST_ROWS))
+        options = EngineOptions(
+            n_ctx=lanes * longest,
+            parallel=lanes,
+            threads=threads,
+            n_batch=_ROWS,
+            max_rows=rows,
+            max_leaves=1,
+            kv_disk="off",
+        )
+        with OpeningPair(target, "none", options, on_progress=on_progress, cancel=stop) as opening:
+            opened = opening.pair()
+        teacher = cls(opened, layers, lanes)
+        try:
+            lane = teacher.open_lane()  # refuses what does not give its states away
+            lane.close()
+        except BaseException:
+            teacher.close()
+            raise
+        return teacher
+
+    def open_lane(self) -> Lane:
+        """Open an empty lane whose passes leave the states of features."""
+        lane = self.pool.open()
+        try:
+            lane.capture(self.need)
+        except BaseException:
+            lane.close()
+            raise
+        return lane
+
+    def read_head(self, lane: Lane, prompt: Sequence[int]) -> int:
+        """Read what of a prompt has no features; return the number of its tokens."""
+        first = max(len(prompt) - KEPT, 0)
+        for at in range(0, first, self.pool.n_batch):
+            piece = prompt[at : min(at + self.pool.n_batch, first)]
+            self.pool.run([Part(lane, piece, "none")])
+        return first
+
+    def close(self) -> None:
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class FeatureReader:
+    """A reader of the features of replies that were written before.
+
+    Args:
+        rows: most tokens of a pass; None takes the most that the teacher's passes have.
+    """
+
+    def __init__(self, teacher: Teacher, rows: int | None = None) -> None:
+        self._teacher = teacher
+        self._rows = min(rows or teacher.rows, teacher.rows)
+
+    def read(self, samples: Iterable[Sample]) -> Iterator[Features]:
+        """Yield the features of each sample, in order; leave out what the context cannot hold."""
+        lane = self._teacher.open_lane()
+        try:
+            for sample in samples:
+                if len(sample.prompt) + len(sample.reply) <= lane.n_ctx:
+                    yield self._read(lane, sample)
+                    lane.rollback(0)
+        finally:
+            lane.close()
+
+    def _read(self, lane: Lane, sample: Sample) -> Features:
+        teacher, text = self._teacher, (*sample.prompt, *sample.reply)
+        first = teacher.read_head(lane, sample.prompt)
+        gathering = Gathering(lane, teacher.laws, first)
+        passes = -(-(len(text) - first) // self._rows)  # as long as each other: none is very short
+        for part in np.array_split(np.array(text[first:], np.int32), passes):
+            gathering.take(lane.forward(part.tolist(), outputs="all"))
+        return gathering.features(sample)

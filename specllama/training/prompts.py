@@ -1,0 +1,265 @@
+"""The prompts that a target answers for its head: of a person's own texts and chats, or a list.
+
+    texts   every piece of a file becomes questions of the kinds that people ask about such a text
+    chats   the questions of finished conversations, each with what was before it
+    list    ``prompts.toml``: ways of asking, times topics
+
+What a head is judged by has topics, or pieces of texts, that it never learns from. Everything is a
+function of the texts, a seed and the number of the question: a run that goes on asks what it would
+have asked.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import tomllib
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from itertools import count
+from pathlib import Path
+
+from specllama.errors import SpecllamaError, UsageError
+from specllama.files import DAMAGE
+from specllama.interface import Message
+from specllama.store.sessions import SessionStore
+from specllama.store.texts import MOST_BYTES, read_named
+
+Question = tuple[Message, ...]
+
+GREEDY = 0.3  # of the questions; the others are answered at ``WARM``
+WARM = 0.8
+LEAST_HELD, MOST_HELD = 4, 24  # questions of each kind that are held out
+_HELD_EVERY = 20  # between these
+_PIECE = 1200  # characters
+_SHORTEST = 80
+_MOST_CHATS = 2000
+
+CODE = frozenset({
+    ".py", ".js", ".ts", ".tsx", ".jsx", ".c", ".h", ".cc", ".cpp", ".hpp", ".rs", ".go", ".java",
+    ".kt", ".swift", ".rb", ".php", ".cs", ".scala", ".lua", ".sh", ".sql", ".r", ".jl", ".hs",
+    ".ml", ".pl", ".html", ".css", ".toml", ".yaml", ".yml",
+})  # fmt: skip
+ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant",
+         "system": "system"}  # fmt: skip
+
+# by what a piece is: kinds, and what is asked
+WAYS = {
+    "prose": (
+        ("question", "Read this text and ask and answer the question that it raises:\n\n{x}"),
+        ("prose", "Continue this text in its own style:\n\n{x}"),
+        ("edit", "Rewrite this text so that it is easier to read:\n\n{x}"),
+        ("list", "List the main points of this text:\n\n{x}"),
+    ),
+    "code": (
+        ("question", "Explain what this code does:\n\n```\n{x}\n```"),
+        ("code", "Continue this code:\n\n```\n{x}\n```"),
+        ("edit", "Rewrite this code so that it is easier to read, and keep what it does:\n\n{x}"),
+        ("code", "Write tests for this code:\n\n```\n{x}\n```"),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question to the target.
+
+    Attributes:
+        id: its number in the order of asking.
+        held_out: its reply is for judging.
+    """
+
+    id: str
+    kind: str
+    held_out: bool
+    messages: Question
+    seed: int
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class PromptList:
+    """Questions by kind: those whose replies a head learns from, and those held out."""
+
+    trained: Mapping[str, Sequence[Question]]
+    held: Mapping[str, Sequence[Question]]
+    kinds: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kinds", tuple(sorted(k for k, v in self.trained.items() if v)))
+
+    def __len__(self) -> int:
+        return sum(map(len, self.trained.values())) + sum(map(len, self.held.values()))
+
+    def __add__(self, other: PromptList) -> PromptList:
+        def joined(
+            a: Mapping[str, Sequence[Question]], b: Mapping[str, Sequence[Question]]
+        ) -> dict[str, Sequence[Question]]:
+            return {kind: (*a.get(kind, ()), *b.get(kind, ())) for kind in {**a, **b}}
+
+        return PromptList(joined(self.trained, other.trained), joined(self.held, other.held))
+
+    def asked(self, seed: int, without: Container[str] = ()) -> Iterator[Asked]:
+        """Yield questions without an end, kinds in turn: all that there are, then again with other
+        seeds, except those whose ids are in ``without``.
+
+        The first of each kind are held out and answered at temperature 0, and then some others.
+        """
+        order = {
+            (kind, side): random.Random(f"{seed} {kind} {side}").sample(range(n), n)
+            for side, questions in enumerate((self.trained, self.held))
+            for kind in self.kinds
+            if (n := len(questions.get(kind, ())))
+        }
+        most_of_all = max((len(order[kind, 0]) for kind in self.kinds), default=1)
+        for number in count() if self.kinds else ():
+            kind, turn = self.kinds[number % len(self.kinds)], number // len(self.kinds)
+            most = min(len(self.held.get(kind, ())), MOST_HELD)
+            before = min(_held_before(turn), most)
+            id = f"{number:06}"
+            if id in without:
+                continue
+            drawn = random.Random(f"{seed} {number}")
+            own, greedy = drawn.getrandbits(32), drawn.random() < GREEDY
+            if before < min(_held_before(turn + 1), most):
+                question = self.held[kind][order[kind, 1][before]]
+                yield Asked(id, kind, True, question, own, 0.0)
+                continue
+            again, at = divmod(turn - before, len(order[kind, 0]))
+            if again > turn // most_of_all:  # the others have some that were not asked yet
+                continue
+            question = self.trained[kind][order[kind, 0][at]]
+            # at temperature 0 it would be answered alike
+            yield Asked(id, kind, False, question, own, 0.0 if greedy and not again else WARM)
+
+
+def _held_before(turn: int) -> int:
+    """Count the questions of a kind that are held out before its ``turn``, without a bound."""
+    return min(turn, LEAST_HELD) + max(turn - 1, 0) // _HELD_EVERY
+
+
+def _asked(text: str) -> Question:
+    return (Message("user", text),)
+
+
+# -- the list that ships --
+
+
+@cache
+def shipped() -> PromptList:
+    """Return the list that ships: every way of asking about every topic, by kind."""
+    data = tomllib.loads(files("specllama.training").joinpath("prompts.toml").read_text("utf-8"))
+
+    def questions(kind: str, topics: str) -> tuple[Question, ...]:
+        ways = data[kind]["ways"]
+        return tuple(_asked(way.replace("{x}", x)) for x in data[kind][topics] for way in ways)
+
+    return PromptList(
+        {kind: questions(kind, "topics") for kind in data},
+        {kind: questions(kind, "held") for kind in data},
+    )
+
+
+# -- a person's texts and chats --
+
+
+def of_texts(names: Sequence[str]) -> tuple[PromptList, str]:
+    """Make questions of files and folders; also return, in words, which files were left out.
+
+    Raises:
+        UsageError: a name is neither a file nor a folder, or there is no text.
+    """
+    texts, without = read_named(names, "cannot learn from", MOST_BYTES)
+    units = [unit for path, text in texts for unit in _units(path, text)]
+    if not units:
+        raise UsageError(
+            f"there is no text to learn from in {', '.join(names)}",
+            "give plain text, Markdown, code, or chats as lines of JSON",
+        )
+    return _divided(units), without
+
+
+def of_chats(path: Path | None = None) -> PromptList:
+    """Make questions of the finished conversations that are stored here, the newest first.
+
+    They are a person's own: only call this with consent.
+    """
+    units: list[list[tuple[str, Question]]] = []
+    with suppress(SpecllamaError), SessionStore.peek(path) as store:
+        for one in store.summaries(limit=_MOST_CHATS):
+            session = store.get(one.id)
+            system = [Message("system", session.system)] if session.system else []
+            if all(message.state == "done" for message in session.messages):
+                said = [message.message for message in session.messages]
+                units.append(list(_turns([*system, *said])))
+    return _divided(units)
+
+
+def _turns(chat: Sequence[Message]) -> Iterator[tuple[str, Question]]:
+    """Yield the questions of a chat that were answered, each with what was before it."""
+    for i, message in enumerate(chat[:-1]):
+        if message.role == "user" and chat[i + 1].role == "assistant":
+            yield "chat", tuple(chat[: i + 1])
+
+
+def _units(path: Path, text: str) -> Iterator[list[tuple[str, Question]]]:
+    """Yield the questions about each piece of a file; they stay together."""
+    if path.suffix.lower() == ".jsonl":
+        for line in text.splitlines():
+            with suppress(*DAMAGE):
+                if questions := list(_turns(_chat(json.loads(line)))):
+                    yield questions
+        return
+    ways = WAYS["code" if path.suffix.lower() in CODE else "prose"]
+    for piece in _pieces(text):
+        yield [(kind, _asked(way.replace("{x}", piece))) for kind, way in ways]
+
+
+def _chat(said: Mapping[str, object]) -> list[Message]:
+    """Read a line of a file of chats, in one of the usual spellings.
+
+    Raises one of ``DAMAGE``: it is none.
+    """
+    turns = said.get("messages") or said.get("conversations")
+    if isinstance(turns, list):
+        return [
+            Message(ROLES[turn.get("role") or turn["from"]], turn.get("content") or turn["value"])
+            for turn in turns
+        ]
+    asked = str(said.get("instruction") or said.get("question") or said["prompt"])
+    if more := said.get("input"):
+        asked = f"{asked}\n\n{more}"
+    return [Message("user", asked), Message("assistant", "")]
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Cut a text into pieces at empty lines, or at any line where they would become too long."""
+    pieces = [""]
+    for line in text.splitlines(keepends=True):
+        full = len(pieces[-1]) + len(line) > _PIECE
+        if full or (not line.strip() and len(pieces[-1]) > _PIECE // 2):
+            pieces.append("")
+        pieces[-1] += line[:_PIECE]
+    return (piece.strip("\n") for piece in pieces if len(piece.strip()) >= _SHORTEST)
+
+
+def _divided(units: Iterable[list[tuple[str, Question]]]) -> PromptList:
+    """Hold some units out, of every kind a few; questions of one unit stay together."""
+    units = [unit for unit in units if unit]
+    random.Random(len(units)).shuffle(units)
+    trained: dict[str, list[Question]] = {}
+    held: dict[str, list[Question]] = {}
+    total: dict[str, int] = {}
+    for unit in units:
+        for kind, _ in unit:
+            total[kind] = total.get(kind, 0) + 1
+    for unit in units:
+        kind = unit[-1][0]
+        enough = min(max(LEAST_HELD, total[kind] // _HELD_EVERY), total[kind] // 4)
+        side = held if len(held.get(kind, ())) < enough else trained
+        for kind, question in unit:
+            side.setdefault(kind, []).append(question)
+    return PromptList(trained, held)

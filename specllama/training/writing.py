@@ -1,0 +1,139 @@
+"""The replies of a target, several at once, with the features that the same passes leave.
+
+Each reply has a lane of the target's pool, and every pass a token of each; a prompt is read beside
+the tokens of the others. A reply is drawn as the engine draws it: with its prompt, settings and
+seed the engine writes the same text. The passes that write it leave its features, so that it need
+not be read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from specllama.backend.base import Lane, Part
+from specllama.errors import Cancelled, PromptTooLong
+from specllama.settings.params import GenerateParams, SamplingParams
+from specllama.speculative.noise import draw
+from specllama.speculative.sampling import SamplerChain
+from specllama.training.corpus import Sample
+from specllama.training.features import Features, Gathering, Teacher
+from specllama.training.prompts import Asked
+
+LONGEST = 256  # tokens of a reply
+
+
+@dataclass(slots=True)
+class _Writing:
+    """A reply that is being written. ``ahead``: tokens that the lane has not read."""
+
+    asked: Asked
+    prompt: tuple[int, ...]
+    lane: Lane
+    gathering: Gathering
+    chain: SamplerChain
+    ahead: list[int]
+    reply: list[int] = field(default_factory=list)
+    over: bool = False
+
+    @property
+    def sample(self) -> Sample:
+        one = self.asked
+        return Sample(
+            one.id,
+            one.kind,
+            one.held_out,
+            self.prompt,
+            tuple(self.reply),
+            one.seed,
+            one.temperature,
+        )
+
+
+class Writer:
+    """A writer of replies.
+
+    Args:
+        longest: tokens of a reply, at most.
+        lanes: replies at once; None takes those of the teacher.
+    """
+
+    def __init__(self, teacher: Teacher, longest: int = LONGEST, lanes: int | None = None) -> None:
+        self._teacher, self.longest = teacher, longest
+        self._lanes = min(lanes or teacher.lanes, teacher.lanes)
+        pool = teacher.pool
+        self._room = pool.n_ctx // self._lanes - longest  # for a prompt
+
+    def write(
+        self, asked: Iterable[Asked], until: Callable[[], bool]
+    ) -> Iterator[tuple[Sample, Features]]:
+        """Yield replies as they end, until ``asked`` ends or ``until`` returns true; replies that
+        are not finished then are given up.
+
+        Prompts that are too long are passed over.
+
+        Raises:
+            EngineError: the target cannot be evaluated.
+        """
+        waiting, running = iter(asked), list[_Writing]()
+        try:
+            while not until():
+                while len(running) < self._lanes and (one := self._next(waiting)) is not None:
+                    running.append(one)
+                if not running:
+                    return
+                self._pass(running)
+                for one in [one for one in running if one.over and not one.ahead]:
+                    yield one.sample, one.gathering.features(one.sample)
+                    running.remove(one)
+                    one.lane.close()
+        except Cancelled:
+            return
+        finally:
+            for one in running:
+                one.lane.close()
+
+    def _next(self, waiting: Iterator[Asked]) -> _Writing | None:
+        """Begin the next reply."""
+        teacher = self._teacher
+        for asked in waiting:
+            params = GenerateParams(sampling=SamplingParams(temperature=asked.temperature))
+            try:
+                prepared = teacher.prompting.prepare(asked.messages, params, n_ctx=self._room)
+            except PromptTooLong:
+                continue
+            ids = prepared.ids
+            if len(ids) > self._room:
+                continue
+            chain = teacher.chains.chain(params, asked.seed, ids, prepared.position)
+            lane = teacher.open_lane()
+            try:
+                first = teacher.read_head(lane, ids)
+            except BaseException:
+                lane.close()
+                raise
+            gathering = Gathering(lane, teacher.laws, first)
+            return _Writing(asked, tuple(ids), lane, gathering, chain, ids[first:])
+        return None
+
+    def _pass(self, running: list[_Writing]) -> None:
+        """Run one pass of all replies: what fits of each one's tokens, its last one first of all.
+
+        The last token of a reply is read as well: its features belong to the text.
+        """
+        room = self._teacher.rows - len(running)
+        parts: list[Part] = []
+        for one in running:
+            n = min(len(one.ahead), 1 + room)
+            room -= n - 1
+            parts.append(Part(one.lane, one.ahead[:n], "all"))
+        self._teacher.pool.run(parts)
+        for one, part in zip(running, parts, strict=True):
+            one.gathering.take(part.rows)
+            del one.ahead[: len(part.tokens)]
+            if not one.ahead and not one.over:
+                token, _ = draw(one.chain.law(part.rows[-1]), one.asked.seed, one.chain.position)
+                one.chain.advance(token)
+                one.reply.append(token)
+                one.ahead.append(token)
+                one.over = self._teacher.vocab.is_eog(token) or len(one.reply) >= self.longest
