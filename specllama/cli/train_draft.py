@@ -21,10 +21,11 @@ from specllama.models.companions import own_heads, own_place
 from specllama.text import count, size
 
 if TYPE_CHECKING:
+    from specllama.bench.payback import Payback
     from specllama.models.gguf import GgufHeader
     from specllama.settings.params import EngineOptions
     from specllama.training.course import Course, News, Why
-    from specllama.training.payback import Payback
+    from specllama.training.phases import TargetPhases
     from specllama.training.training_card import TrainingCard
 
 EPILOG = """\b
@@ -39,6 +40,7 @@ Ctrl-C keeps everything, and the same command goes on; so it does after a crash.
 weights lie in one folder (--folder) and stay on this machine; --fresh deletes them.
 """
 
+_TIMED = 3  # prompts that the head is timed on
 _FOR_TRAINING = 0.97  # of the time; the rest is for looking at the head
 _DOING = {"write": "writing", "read": "reading", "train": "training"}
 
@@ -163,40 +165,57 @@ class _Run:
 
     def train(self, options: EngineOptions) -> tuple[Why, Payback | None]:
         """Train; return why it ended, and what the head brings here."""
-        from specllama.training import phases
         from specllama.training.course import Course
+        from specllama.training.phases import open_work
 
-        stop, shown = Event(), _Shown(self.as_json)
+        stop, shown, asked = Event(), _Shown(self.as_json), self.asked
+        disk = int(asked["disk"] * 1e9)
+        work, without = open_work(
+            self.target,
+            self.folder,
+            self.card,
+            threads=options.threads,
+            texts=asked["texts"],
+            from_chats=asked["from_chats"],
+            disk=disk,
+        )
+        if without:
+            shown.say(f"not read: {without}")
+        course = Course(
+            work,
+            self.folder,
+            self.card,
+            self.out,
+            60 * asked["minutes"] * _FOR_TRAINING,
+            stopped=stop.is_set,
+            tell=shown.tell,
+        )
         with signals.stop_on_signals(stop), shown:
-            work = phases.open_work(self.target, self.folder, self.card, self.asked, options)
-            course = Course(
-                work,
-                self.folder,
-                self.card,
-                self.out,
-                60 * self.asked["minutes"] * _FOR_TRAINING,
-                stopped=stop.is_set,
-                tell=shown.tell,
-            )
             course.measure()
             if not stop.is_set():
-                self._agree(course, shown)
+                self._agree(course, shown, disk)
             why = course.run()
-            shown.close()
-            found = None
-            if self.card.best is not None:
-                found = phases.measure_payback(self.target, self.out, work, self.card, options)
-                self.card.pays = "" if found is None else found.words
-                course.keep(self.out)
-        return why, found
+            return why, self._look(work, course, options)
 
-    def _agree(self, course: Course, shown: _Shown) -> None:
+    def _look(self, work: TargetPhases, course: Course, options: EngineOptions) -> Payback | None:
+        """Load the head that was written, and see if it pays here; None if there is none."""
+        from specllama.bench.payback import payback
+
+        if (best := self.card.best) is None:
+            return None
+        prompts = [one.prompt for one in work.held_out(_TIMED)]
+        found = payback(self.target.path, self.out, prompts, best.survival, options)
+        self.card.pays = "" if found is None else found.words
+        course.keep(self.out)
+        return found
+
+    def _agree(self, course: Course, shown: _Shown, disk: int) -> None:
         """Show what the training will take, and ask whether to go on.
 
         Raises:
             click.Abort: the answer is no.
         """
-        expected = course.outlook(int(self.asked["disk"] * 1e9))
+        expected = course.outlook(disk)
         if self.as_json:
             output.json_line({"type": "estimate", **asdict(expected)})
         minutes, writing = expected.seconds / 60, expected.write_s / 60

@@ -45,7 +45,7 @@ Why = Literal["time", "gain", "stopped"]
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """What is in the folder.
+    """The contents of a training folder.
 
     Attributes:
         written: tokens of replies. held_out: of those that are for judging.
@@ -62,7 +62,7 @@ class Amounts:
     replies: dict[str, int]
 
 
-class Work(Protocol):
+class TrainingWork(Protocol):
     """The three phases over a training folder, and the head that comes of them."""
 
     def amounts(self) -> Amounts: ...
@@ -104,7 +104,7 @@ class Course:
 
     def __init__(
         self,
-        work: Work,
+        work: TrainingWork,
         folder: Path,
         card: TrainingCard,
         out: Path,
@@ -204,7 +204,7 @@ class Course:
 
         try:
             if phase == "train":
-                self._work.train(over, self._report, lambda: self.left_s / self.seconds)
+                self._work.train(over, self._report, lambda: share(self.left_s, self.seconds))
             else:
                 getattr(self._work, phase)(over)
         finally:

@@ -12,25 +12,22 @@ from typing import Any
 
 from specllama.models import trimmed
 from specllama.models.gguf import GgufHeader
-from specllama.settings.params import EngineOptions
 from specllama.training import prompts
 from specllama.training.corpus import Corpus, Sample
 from specllama.training.course import Amounts, Over
 from specllama.training.features import FeatureReader, Teacher, layers_read
-from specllama.training.payback import Payback, payback
 from specllama.training.prompts import PromptList
 from specllama.training.shards import Shards
 from specllama.training.training_card import METADATA, Milestone, TrainingCard
 from specllama.training.writing import Writer
 
 CHECKPOINT = "head.pt"
-_TIMED = 3  # prompts that the head is timed on
 _FULL = 0.9  # of the room for features, above which a reply that is read pushes another one out
 
 
 class TargetPhases:
-    """The phases over a folder; see ``course.Work``. The target and the trainer are there only
-    while they are used.
+    """The phases over a folder; see ``course.TrainingWork``. The target and the trainer are there
+    only while they are used.
 
     Args:
         questions: that the target answers. disk: bytes of features, at most.
@@ -140,8 +137,8 @@ def open_work(
     target: GgufHeader,
     folder: Path,
     card: TrainingCard,
-    options: EngineOptions,
     *,
+    threads: int | None,
     texts: Sequence[str],
     from_chats: bool,
     disk: int,
@@ -162,18 +159,5 @@ def open_work(
         sources.append(f"{len(chats):,} questions of own chats")
     questions = sum(lists, prompts.shipped())
     card.sources = [f"{len(prompts.shipped()):,} questions of the list that ships", *sources]
-    work = TargetPhases(target, folder, card, questions, disk, options.threads)
+    work = TargetPhases(target, folder, card, questions, disk, threads)
     return work, without
-
-
-def measure_payback(
-    target: GgufHeader, head: Path, work: TargetPhases, card: TrainingCard, options: EngineOptions
-) -> Payback | None:
-    """Load a head that was trained, and see if it pays on this machine.
-
-    Raises:
-        SpecllamaError: it cannot be loaded.
-    """
-    prompted = [sample.prompt for sample in work.held_out(_TIMED)]
-    assert card.best is not None
-    return payback(target.path, head, prompted, card.best.survival, options)
