@@ -18,10 +18,9 @@ from specllama.cli.options import SEED, resolve
 from specllama.cli.progress import QUIET_S, Bar
 from specllama.errors import SpecllamaError
 from specllama.models.companions import own_heads, own_place
-from specllama.text import count, size
+from specllama.text import size
 
 if TYPE_CHECKING:
-    from specllama.bench.payback import Payback
     from specllama.models.gguf import GgufHeader
     from specllama.settings.params import EngineOptions
     from specllama.training.course import Course, News, Why
@@ -134,10 +133,12 @@ def command(
         )
         run = _Run(header, folder, out, card, asked, yes or not output.all_terminals(), as_json)
         try:
-            _tell(run, target, *run.train(options))
+            why = run.train(options)
         except BaseException:
-            diagnostics.note(f"what was learned is kept in {folder}; to go on: {_again()}")
+            if card.spent_s:
+                diagnostics.note(f"what was learned is kept in {folder}; to go on: {_again()}")
             raise
+        _tell(run, target, why)
 
 
 def _sure(what: str, yes: bool) -> None:
@@ -163,8 +164,8 @@ class _Run:
     sure: bool
     as_json: bool
 
-    def train(self, options: EngineOptions) -> tuple[Why, Payback | None]:
-        """Train; return why it ended, and what the head brings here."""
+    def train(self, options: EngineOptions) -> Why:
+        """Train, then look at the head; return why it ended."""
         from specllama.training.course import Course
         from specllama.training.phases import open_work
 
@@ -195,19 +196,20 @@ class _Run:
             if not stop.is_set():
                 self._agree(course, shown, disk)
             why = course.run()
-            return why, self._look(work, course, options)
+            shown.close()
+            self._look(work, course, options)
+        return why
 
-    def _look(self, work: TargetPhases, course: Course, options: EngineOptions) -> Payback | None:
-        """Load the head that was written, and see if it pays here; None if there is none."""
+    def _look(self, work: TargetPhases, course: Course, options: EngineOptions) -> None:
+        """Load the head that was written, and see if it pays here."""
         from specllama.bench.payback import payback
 
         if (best := self.card.best) is None:
-            return None
+            return
         prompts = [one.prompt for one in work.held_out(_TIMED)]
         found = payback(self.target.path, self.out, prompts, best.survival, options)
         self.card.pays = "" if found is None else found.words
         course.keep(self.out)
-        return found
 
     def _agree(self, course: Course, shown: _Shown, disk: int) -> None:
         """Show what the training will take, and ask whether to go on.
@@ -221,7 +223,7 @@ class _Run:
         minutes, writing = expected.seconds / 60, expected.write_s / 60
         shown.say(
             f"{self.target.path.name}: about {minutes:.0f} min, of which {writing:.0f} for writing "
-            f"({count(expected.written)} tokens of replies, each learned from about "
+            f"({round(expected.written, -3):,} tokens of replies, each learned from about "
             f"{expected.visits:.0f} times); {size(expected.disk)} of disk in {self.folder}, "
             f"{size(expected.memory)} of memory"
         )
@@ -301,10 +303,10 @@ class _Shown:
 
 def _figures(course: Course) -> str:
     latest = course.card.latest
-    return "" if latest is None else f"{count(latest.tokens)} tokens learned, {latest.words}"
+    return "" if latest is None else f"{latest.tokens:,} tokens learned, {latest.words}"
 
 
-def _tell(run: _Run, target: str, why: Why, found: Payback | None) -> None:
+def _tell(run: _Run, target: str, why: Why) -> None:
     """Show the result."""
     card, minutes = run.card, run.card.spent_s / 60
     if run.as_json:

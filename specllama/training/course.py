@@ -141,10 +141,10 @@ class Course:
         return share(tokens, self.card.seconds[phase]) or None
 
     def outlook(self, disk: int) -> Outlook:
-        """Foretell what is left, with ``disk`` bytes at most."""
+        """Foretell the whole, with ``disk`` bytes at most."""
         amounts = self.amounts
         return outlook(
-            self.left_s,
+            self.seconds,
             self.pace("write") or 0.0,
             self.pace("train") or 0.0,
             amounts.written,
