@@ -223,7 +223,7 @@ class _Run:
         minutes, writing = expected.seconds / 60, expected.write_s / 60
         shown.say(
             f"{self.target.path.name}: about {minutes:.0f} min, of which {writing:.0f} for writing "
-            f"({round(expected.written, -3):,} tokens of replies, each learned from about "
+            f"({expected.written:,} tokens of replies, each learned from about "
             f"{expected.visits:.0f} times); {size(expected.disk)} of disk in {self.folder}, "
             f"{size(expected.memory)} of memory"
         )
