@@ -141,7 +141,7 @@ class Course:
         return share(tokens, self.card.seconds[phase]) or None
 
     def outlook(self, disk: int) -> Outlook:
-        """Foretell the whole, with ``disk`` bytes at most."""
+        """Return what the whole is expected to take, with ``disk`` bytes at most."""
         amounts = self.amounts
         return outlook(
             self.seconds,
@@ -154,7 +154,7 @@ class Course:
         )
 
     def keep(self, out: Path) -> None:
-        """Write the card into its folder and beside a head."""
+        """Write the card into its folder and next to a head."""
         self._save()
         self.card.save(beside(out))
 

@@ -35,7 +35,7 @@ def writing_share(visits: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a training is expected to take, and to make.
+    """A forecast of a training: time, text and room.
 
     Attributes:
         written: tokens of replies that there will be. visits: how often each is trained on.
@@ -53,7 +53,7 @@ class Outlook:
 def outlook(
     seconds: float, writes: float, trains: float, written: int, disk_a_token: float, **bounds: int
 ) -> Outlook:
-    """Foretell a training.
+    """Return what a training is expected to take.
 
     Args:
         writes, trains: tokens a second.

@@ -113,5 +113,5 @@ def read_card_in(folder: Path) -> TrainingCard | None:
 
 
 def beside(head: Path) -> Path:
-    """Return the path of the card beside a head."""
+    """Return the path of the card next to a head."""
     return head.with_suffix(".card.json")
