@@ -29,9 +29,10 @@ def read_texts(names: Sequence[str]) -> tuple[list[str], str]:
 
 
 def read_named(
-    names: Sequence[str], cannot: str, most_file: int = MOST_FILE
+    names: Sequence[str], cannot: str, larger: Sequence[str] = ()
 ) -> tuple[list[tuple[Path, str]], str]:
-    """Return what ``read_texts`` does, each text with its file. Errors begin with ``cannot``."""
+    """Return what ``read_texts`` does, each text with its file. Errors begin with ``cannot``, and
+    files with the suffixes ``larger`` may have any size."""
     files: dict[Path, os.stat_result] = {}
     for name in names:
         path = Path(os.path.expanduser(name))
@@ -47,8 +48,8 @@ def read_named(
     left = MOST_BYTES
     for file in sorted(files, key=lambda one: (-files[one].st_mtime, str(one))):
         size = files[file].st_size
-        if size > most_file:
-            without[f"larger than {most_file >> 20} MiB"] += 1
+        if size > MOST_FILE and file.suffix not in larger:
+            without["larger than 1 MiB"] += 1
         elif size > left:
             without["beyond 8 MiB of newer ones"] += 1
         elif (text := _text(file)) is None:

@@ -7,7 +7,6 @@ are passed over. The file is read where it is needed: memory holds where its lin
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,13 +111,11 @@ class Corpus:
             return
         line = msgspec.json.encode(sample) + b"\n"
         try:
-            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND)
-            try:
-                if os.write(handle, line) < len(line):
-                    os.ftruncate(handle, self._end)
+            with self.path.open("r+b", buffering=0) as file:
+                file.seek(self._end)
+                if file.write(line) < len(line):
+                    file.truncate(self._end)
                     raise OSError("no room for a whole line")
-            finally:
-                os.close(handle)
         except OSError as error:
             raise _refused(self.path, error) from None
         self._take(sample, self._end, len(line))

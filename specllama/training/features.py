@@ -11,8 +11,8 @@ bits, which is all that is lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -26,11 +26,11 @@ from specllama.cancel import Cancel
 from specllama.engine.opening import OpeningPair
 from specllama.engine.prompting import Prompting
 from specllama.engine.sampler_chains import SamplerChains
-from specllama.errors import UsageError
-from specllama.events import Report
+from specllama.errors import DoesNotFit, UsageError
+from specllama.events import Event
 from specllama.models.gguf import GgufHeader
 from specllama.models.nextn_blocks import trunk_blocks
-from specllama.settings.params import EngineOptions
+from specllama.settings.params import EngineOptions, Repacking
 from specllama.speculative.selection import Peaks
 from specllama.training.corpus import Sample
 
@@ -169,10 +169,12 @@ class Teacher:
         lanes: int = 8,
         longest: int = 1024,
         threads: int | None = None,
-        on_progress: Report = None,
+        repack: Repacking = "auto",
+        on_progress: Callable[[Event], None] | None = None,
         stop: Cancel | None = None,
     ) -> Teacher:
-        """Open a target for ``lanes`` texts at once, of at most ``longest`` tokens each.
+        """Open a target for ``lanes`` texts at once, of at most ``longest`` tokens each; for fewer
+        where memory does not hold them.
 
         Raises:
             PairIncompatible: llama.cpp does not give the layer inputs of this model away.
@@ -185,18 +187,27 @@ class Teacher:
         header = read_header(resolve(str(target)))
         layers = layers_read(header)
         rows = min(_ROWS, max(_LOGITS // (4 * max(header.vocab_size, 1)), _LEAST_ROWS))
+        if header.is_recurrent or header.is_hybrid:  # keeps a state for each row of a pass
+            rows = _LEAST_ROWS
         options = EngineOptions(
-            n_ctx=lanes * longest,
-            parallel=lanes,
             threads=threads,
             n_batch=_ROWS,
             max_rows=rows,
             max_leaves=1,
             kv_disk="off",
+            repack=repack,
         )
-        with OpeningPair(target, "none", options, on_progress=on_progress, cancel=stop) as opening:
-            opened = opening.pair()
-        teacher = cls(opened, layers, lanes)
+        while True:
+            options = replace(options, n_ctx=lanes * longest, parallel=lanes)
+            opening = OpeningPair(target, "none", options, on_progress=on_progress, cancel=stop)
+            try:
+                with opening:
+                    teacher = cls(opening.pair(), layers, lanes)
+                break
+            except DoesNotFit:
+                if lanes == 1:
+                    raise
+                lanes //= 2
         try:
             lane = teacher.open_lane()  # refuses what does not give its states away
             lane.close()

@@ -36,11 +36,12 @@ class _Shard:
     path: Path
     ids: tuple[str, ...]
     n_bytes: int
+    tokens: int
 
 
 @dataclass(slots=True)
-class _Open:
-    """What of one side waits to be written."""
+class _Unwritten:
+    """Features of one side that wait to be written."""
 
     features: list[Features] = field(default_factory=list)
     n_bytes: int = 0
@@ -62,7 +63,7 @@ class Shards:
         self._folder, self.most_bytes = folder, most_bytes
         self._shard_bytes = min(shard_bytes, most_bytes // _SHARES)
         self._shards: dict[bool, list[_Shard]] = {False: [], True: []}
-        self._open = {False: _Open(), True: _Open()}
+        self._open = {False: _Unwritten(), True: _Unwritten()}
         self._number = 0
         try:
             private_folder(folder)
@@ -79,12 +80,12 @@ class Shards:
     def _look(self, path: Path, held_out: bool) -> None:
         """Take a file in; remove a damaged one."""
         try:
-            with np.load(path, allow_pickle=False) as arrays:
-                ids = tuple(arrays["id"].tolist())
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                ids, tokens = tuple(arrays["id"].tolist()), int(arrays["n"].sum())
         except _DAMAGE as error:
             self._drop(path, error)
         else:
-            self._shards[held_out].append(_Shard(path, ids, path.stat().st_size))
+            self._shards[held_out].append(_Shard(path, ids, path.stat().st_size, tokens))
 
     def _drop(self, path: Path, why: object) -> None:
         logger.warning("%s is damaged (%s): its replies are read again", path, why)
@@ -98,6 +99,11 @@ class Shards:
     def n_bytes(self) -> int:
         """The bytes of all shards on disk."""
         return sum(one.n_bytes for shards in self._shards.values() for one in shards)
+
+    def tokens(self, held_out: bool) -> int:
+        """Count the tokens of one side whose features are at hand."""
+        waiting = sum(len(one.tokens) for one in self._open[held_out].features)
+        return waiting + sum(one.tokens for one in self._shards[held_out])
 
     def ids(self, held_out: bool) -> set[str]:
         """Return the ids of the replies whose features are at hand, not yet written ones too."""
@@ -151,9 +157,10 @@ class Shards:
             replace_file(path, data)
         except OSError as error:
             raise _refused(self._folder, error) from None
-        self._open[held_out] = _Open()
+        self._open[held_out] = _Unwritten()
         self._number += 1
-        self._shards[held_out].append(_Shard(path, tuple(f.id for f in features), len(data)))
+        ids, tokens = tuple(one.id for one in features), sum(len(one.tokens) for one in features)
+        self._shards[held_out].append(_Shard(path, ids, len(data), tokens))
 
     def _bound(self, more: int = 0) -> None:
         """Remove the oldest shards that are learnt from until ``more`` bytes have room."""
@@ -182,7 +189,7 @@ class Shards:
     def _load(self, path: Path) -> list[Features]:
         """Read a shard; a damaged one is removed and gives nothing."""
         try:
-            with np.load(path, allow_pickle=False) as arrays:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 part = {name: arrays[name] for name in arrays.files}
             ends = np.cumsum(part["n"])
             cuts = [slice(end - n, end) for n, end in zip(part["n"], ends, strict=True)]

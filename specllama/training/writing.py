@@ -18,7 +18,7 @@ from specllama.speculative.noise import draw
 from specllama.speculative.sampling import SamplerChain
 from specllama.training.corpus import Sample
 from specllama.training.features import Features, Gathering, Teacher
-from specllama.training.prompts import Asked
+from specllama.training.questions import Exercise
 
 LONGEST = 256  # tokens of a reply
 
@@ -27,7 +27,7 @@ LONGEST = 256  # tokens of a reply
 class _Writing:
     """A reply that is being written. ``ahead``: tokens that the lane has not read."""
 
-    asked: Asked
+    asked: Exercise
     prompt: tuple[int, ...]
     lane: Lane
     gathering: Gathering
@@ -65,7 +65,7 @@ class Writer:
         self._room = pool.n_ctx // self._lanes - longest  # for a prompt
 
     def write(
-        self, asked: Iterable[Asked], until: Callable[[], bool]
+        self, asked: Iterable[Exercise], until: Callable[[], bool]
     ) -> Iterator[tuple[Sample, Features]]:
         """Yield replies as they end, until ``asked`` ends or ``until`` returns true; replies that
         are not finished then are given up.
@@ -93,7 +93,7 @@ class Writer:
             for one in running:
                 one.lane.close()
 
-    def _next(self, waiting: Iterator[Asked]) -> _Writing | None:
+    def _next(self, waiting: Iterator[Exercise]) -> _Writing | None:
         """Begin the next reply."""
         teacher = self._teacher
         for asked in waiting:

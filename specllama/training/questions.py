@@ -2,7 +2,7 @@
 
     texts   every piece of a file becomes questions of the kinds that people ask about such a text
     chats   the questions of finished conversations, each with what was before it
-    list    ``prompts.toml``: ways of asking, times topics
+    list    ``questions.toml``: ways of asking, times topics
 
 What a head is judged by has topics, or pieces of texts, that it never learns from. Everything is a
 function of the texts, a seed and the number of the question: a run that goes on asks what it would
@@ -21,14 +21,15 @@ from functools import cache
 from importlib.resources import files
 from itertools import count
 from pathlib import Path
+from zlib import crc32
 
 from specllama.errors import SpecllamaError, UsageError
 from specllama.files import DAMAGE
 from specllama.interface import Message
 from specllama.store.sessions import SessionStore
-from specllama.store.texts import MOST_BYTES, read_named
+from specllama.store.texts import read_named
 
-Question = tuple[Message, ...]
+Chat = tuple[Message, ...]
 
 GREEDY = 0.3  # of the questions; the others are answered at ``WARM``
 WARM = 0.8
@@ -43,6 +44,7 @@ CODE = frozenset({
     ".kt", ".swift", ".rb", ".php", ".cs", ".scala", ".lua", ".sh", ".sql", ".r", ".jl", ".hs",
     ".ml", ".pl", ".html", ".css", ".toml", ".yaml", ".yml",
 })  # fmt: skip
+CHATS = ".jsonl"
 ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant",
          "system": "system"}  # fmt: skip
 
@@ -64,7 +66,7 @@ WAYS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Exercise:
     """A question to the target.
 
     Attributes:
@@ -75,7 +77,7 @@ class Asked:
     id: str
     kind: str
     held_out: bool
-    messages: Question
+    messages: Chat
     seed: int
     temperature: float
 
@@ -84,8 +86,8 @@ class Asked:
 class PromptList:
     """Questions by kind: those whose replies a head learns from, and those held out."""
 
-    trained: Mapping[str, Sequence[Question]]
-    held: Mapping[str, Sequence[Question]]
+    trained: Mapping[str, Sequence[Chat]]
+    held: Mapping[str, Sequence[Chat]]
     kinds: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -96,13 +98,13 @@ class PromptList:
 
     def __add__(self, other: PromptList) -> PromptList:
         def joined(
-            a: Mapping[str, Sequence[Question]], b: Mapping[str, Sequence[Question]]
-        ) -> dict[str, Sequence[Question]]:
+            a: Mapping[str, Sequence[Chat]], b: Mapping[str, Sequence[Chat]]
+        ) -> dict[str, Sequence[Chat]]:
             return {kind: (*a.get(kind, ()), *b.get(kind, ())) for kind in {**a, **b}}
 
         return PromptList(joined(self.trained, other.trained), joined(self.held, other.held))
 
-    def asked(self, seed: int, without: Container[str] = ()) -> Iterator[Asked]:
+    def asked(self, seed: int, without: Container[str] = ()) -> Iterator[Exercise]:
         """Yield questions without an end, kinds in turn: all that there are, then again with other
         seeds, except those whose ids are in ``without``.
 
@@ -126,14 +128,14 @@ class PromptList:
             own, greedy = drawn.getrandbits(32), drawn.random() < GREEDY
             if before < min(_held_before(turn + 1), most):
                 question = self.held[kind][order[kind, 1][before]]
-                yield Asked(id, kind, True, question, own, 0.0)
+                yield Exercise(id, kind, True, question, own, 0.0)
                 continue
             again, at = divmod(turn - before, len(order[kind, 0]))
             if again > turn // most_of_all:  # the others have some that were not asked yet
                 continue
             question = self.trained[kind][order[kind, 0][at]]
             # at temperature 0 it would be answered alike
-            yield Asked(id, kind, False, question, own, 0.0 if greedy and not again else WARM)
+            yield Exercise(id, kind, False, question, own, 0.0 if greedy and not again else WARM)
 
 
 def _held_before(turn: int) -> int:
@@ -141,7 +143,7 @@ def _held_before(turn: int) -> int:
     return min(turn, LEAST_HELD) + max(turn - 1, 0) // _HELD_EVERY
 
 
-def _asked(text: str) -> Question:
+def _asked(text: str) -> Chat:
     return (Message("user", text),)
 
 
@@ -151,9 +153,9 @@ def _asked(text: str) -> Question:
 @cache
 def shipped() -> PromptList:
     """Return the list that ships: every way of asking about every topic, by kind."""
-    data = tomllib.loads(files("specllama.training").joinpath("prompts.toml").read_text("utf-8"))
+    data = tomllib.loads(files("specllama.training").joinpath("questions.toml").read_text("utf-8"))
 
-    def questions(kind: str, topics: str) -> tuple[Question, ...]:
+    def questions(kind: str, topics: str) -> tuple[Chat, ...]:
         ways = data[kind]["ways"]
         return tuple(_asked(way.replace("{x}", x)) for x in data[kind][topics] for way in ways)
 
@@ -172,7 +174,7 @@ def of_texts(names: Sequence[str]) -> tuple[PromptList, str]:
     Raises:
         UsageError: a name is neither a file nor a folder, or there is no text.
     """
-    texts, without = read_named(names, "cannot learn from", MOST_BYTES)
+    texts, without = read_named(names, "cannot learn from", (CHATS,))
     units = [unit for path, text in texts for unit in _units(path, text)]
     if not units:
         raise UsageError(
@@ -187,7 +189,7 @@ def of_chats(path: Path | None = None) -> PromptList:
 
     They are a person's own: only call this with consent.
     """
-    units: list[list[tuple[str, Question]]] = []
+    units: list[list[tuple[str, Chat]]] = []
     with suppress(SpecllamaError), SessionStore.peek(path) as store:
         for one in store.summaries(limit=_MOST_CHATS):
             session = store.get(one.id)
@@ -198,16 +200,16 @@ def of_chats(path: Path | None = None) -> PromptList:
     return _divided(units)
 
 
-def _turns(chat: Sequence[Message]) -> Iterator[tuple[str, Question]]:
+def _turns(chat: Sequence[Message]) -> Iterator[tuple[str, Chat]]:
     """Yield the questions of a chat that were answered, each with what was before it."""
     for i, message in enumerate(chat[:-1]):
         if message.role == "user" and chat[i + 1].role == "assistant":
             yield "chat", tuple(chat[: i + 1])
 
 
-def _units(path: Path, text: str) -> Iterator[list[tuple[str, Question]]]:
+def _units(path: Path, text: str) -> Iterator[list[tuple[str, Chat]]]:
     """Yield the questions about each piece of a file; they stay together."""
-    if path.suffix.lower() == ".jsonl":
+    if path.suffix == CHATS:
         for line in text.splitlines():
             with suppress(*DAMAGE):
                 if questions := list(_turns(_chat(json.loads(line)))):
@@ -246,12 +248,11 @@ def _pieces(text: str) -> Iterator[str]:
     return (piece.strip("\n") for piece in pieces if len(piece.strip()) >= _SHORTEST)
 
 
-def _divided(units: Iterable[list[tuple[str, Question]]]) -> PromptList:
+def _divided(units: Iterable[list[tuple[str, Chat]]]) -> PromptList:
     """Hold some units out, of every kind a few; questions of one unit stay together."""
-    units = [unit for unit in units if unit]
-    random.Random(len(units)).shuffle(units)
-    trained: dict[str, list[Question]] = {}
-    held: dict[str, list[Question]] = {}
+    units = sorted((unit for unit in units if unit), key=lambda unit: crc32(repr(unit[0]).encode()))
+    trained: dict[str, list[Chat]] = {}
+    held: dict[str, list[Chat]] = {}
     total: dict[str, int] = {}
     for unit in units:
         for kind, _ in unit:
