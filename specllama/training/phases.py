@@ -12,11 +12,11 @@ from typing import Any
 
 from specllama.models import trimmed
 from specllama.models.gguf import GgufHeader
-from specllama.training import prompts
+from specllama.training import questions as asking
 from specllama.training.corpus import Corpus, Sample
 from specllama.training.course import Amounts, Over
 from specllama.training.features import FeatureReader, Teacher, layers_read
-from specllama.training.prompts import PromptList
+from specllama.training.questions import PromptList
 from specllama.training.shards import Shards
 from specllama.training.training_card import METADATA, Milestone, TrainingCard
 from specllama.training.writing import Writer
@@ -151,13 +151,13 @@ def open_work(
     """
     without, lists, sources = "", list[PromptList](), list[str]()
     if texts:
-        found, without = prompts.of_texts(texts)
+        found, without = asking.of_texts(texts)
         lists.append(found)
         sources.append(f"{len(found):,} questions about own texts")
     if from_chats:
-        lists.append(chats := prompts.of_chats())
+        lists.append(chats := asking.of_chats())
         sources.append(f"{len(chats):,} questions of own chats")
-    questions = sum(lists, prompts.shipped())
-    card.sources = [f"{len(prompts.shipped()):,} questions of the list that ships", *sources]
+    questions = sum(lists, asking.shipped())
+    card.sources = [f"{len(asking.shipped()):,} questions of the list that ships", *sources]
     work = TargetPhases(target, folder, card, questions, disk, threads)
     return work, without
