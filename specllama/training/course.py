@@ -33,7 +33,7 @@ from specllama.training.training_card import (
 )
 
 SAVE_S = 20.0  # after which the card is written again
-TRY_S, PATIENCE_S = 12.0, 90.0  # of a phase whose pace is measured; until something comes of it
+TRY_S, PATIENCE_S = 12.0, 240.0  # of a phase whose pace is measured; until something comes of it
 _SHORT_S = 5.0  # a rest that is not worth a cycle
 _READ_BY = 0.6  # of a cycle: what was not read again by then is read in the next one
 
@@ -48,10 +48,10 @@ class Amounts:
     """The contents of a training folder.
 
     Attributes:
-        written: tokens of replies. held_out: of those that are for judging.
+        written: tokens of replies. held_out: replies that are for judging.
         unread: replies whose features are gone, though there is room for them.
         read: tokens whose features are there. disk: their bytes.
-        replies: by kind.
+        replies: to learn from, by kind.
     """
 
     written: int
@@ -213,11 +213,12 @@ class Course:
             self.phase = None
 
     def _done(self, phase: Phase) -> int:
-        """Return the tokens of a phase so far."""
+        """Return a number that grows with a phase: of replies to learn from, else of tokens."""
         amounts, card = self._work.amounts(), self.card
         card.written, card.held_out = amounts.written, amounts.held_out
         card.replies = amounts.replies
-        return {"write": card.written, "read": amounts.read, "train": card.trained}[phase]
+        replies = sum(card.replies.values())
+        return {"write": replies, "read": amounts.read, "train": card.trained}[phase]
 
     def _pass_time(self) -> None:
         now = self._clock()

@@ -87,7 +87,7 @@ class TargetPhases:
         ahead: Callable[[], float | None],
     ) -> None:
         """Go on with the training that is kept in the folder."""
-        from specllama.training.trainer import Trainer, TrainingPlan
+        from specllama.training.trainer import Plan, Trainer
 
         if not self._shards.ids(False):
             return
@@ -99,7 +99,7 @@ class TargetPhases:
             features=lambda: self._shards.read(False, dice),
             held_out=lambda: self._shards.read(True),
             kept=self._folder / CHECKPOINT,
-            plan=TrainingPlan(seed=self._card.seed),
+            plan=Plan(seed=self._card.seed),
         )
 
         def told(figures: Any) -> None:
@@ -112,11 +112,7 @@ class TargetPhases:
 
     def export(self, path: Path, card: TrainingCard) -> None:
         """Write the best head of the training that goes on."""
-        from specllama.training.head_file import write_head
-
-        trainer = self._trainer
-        about = {METADATA: card.encoded().decode()}
-        write_head(path, trainer.best, self._target, trainer.target.words, trainer.layers, about)
+        self._trainer.export(path, {METADATA: card.encoded().decode()})
 
     def held_out(self, n: int) -> Sequence[Sample]:
         """Return some replies that the head does not learn from."""

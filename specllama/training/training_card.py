@@ -60,8 +60,8 @@ class TrainingCard:
     Attributes:
         target: the name of its file. fingerprint: of the file itself.
         words: that the head can guess.
-        sources: of prompts, in words. replies: by kind.
-        written: tokens of all replies, of which ``held_out`` are never learned from.
+        sources: of questions, in words. replies: to learn from, by kind. held_out: others, which
+            only judge. written: tokens of them all.
         trained: tokens seen in training, each as often as it was.
         seconds: of each phase, in all runs. memory: bytes of the process, at most.
         course: figures at the end of each cycle.
