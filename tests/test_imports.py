@@ -36,7 +36,7 @@ RESTRICTED = {
     "starlette": "server",
     "uvicorn": "server.server_process",
     "click": "cli",
-    "torch": "models.checkpoint models.recipe",
+    "torch": "models.checkpoint models.recipe training",
     "tokenizers": "models.recipe",
     "jinja2": "replies.template",
 }
@@ -123,10 +123,11 @@ def arrows() -> dict[str, frozenset[str]]:
 def arrows_of_packages() -> dict[str, set[str]]:
     """What the modules of each folder import of other folders."""
     folders = {".".join(m.split(".")[:2]) for m in MODULES if m.count(".") > 1}
+    shipped = [module for module in MODULES if not within(module, *ours("models.recipe"))]
     return {
         folder: {
             other
-            for module in MODULES
+            for module in shipped
             if within(module, folder)
             for other in folders - {folder}
             if any(within(name, other) for name in imports_of(module))

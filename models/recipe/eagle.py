@@ -4,15 +4,12 @@ The head is one decoder layer. It reads the embedding of the next token and a st
 states of the target, fused by a matrix, where the text is known; beyond that, its own output. It
 learns the target's law, not the text, and borrows the target's embedding and output matrices.
 
-A new head is initialised by least squares (`eagle_seed`). Then it learns its first step on whole
-rows, the cheapest way to see much text. Its output is also drawn towards the target's last hidden
-state (Li et al. 2024, EAGLE), so that state and output stay of one kind.
+The head, its first weights and how it is unrolled are `specllama.training`'s. First it learns
+its first step on whole rows, the cheapest way to see much text. Its output is also drawn towards
+the target's last hidden state (Li et al. 2024, EAGLE), so that state and output stay of one kind.
 
-Training-time test (Li et al. 2025, EAGLE-3) follows: the head is unrolled for `STEPS` steps from
-every place at once. In step k the state at place j is the head's own output of step k - 1 at place
-j - 1, and attention sees what it would see while drafting: fused states up to place j - k, then
-one key of each step on the diagonal up to the place itself. One window of each row is unrolled at
-a time, against the keys of the whole row.
+Then it is unrolled for `STEPS` steps, in one window of each row at a time, against the keys of the
+whole row.
 
 The target reads generated text with its weights rounded as in its file. Its answers for a batch are
 kept and used several times.
@@ -38,8 +35,7 @@ from gguf.quants import quantize
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from specllama.models.recipe.eagle_head import EagleHead, Lesson, layers_read, lesson
-from specllama.models.recipe.eagle_seed import seed_head
+from specllama.models.recipe.eagle_head import Lesson, empty_head, layers_read, lesson
 from specllama.models.recipe.export import (
     AUTHOR,
     add_hyperparameters,
@@ -48,7 +44,11 @@ from specllama.models.recipe.export import (
 )
 from specllama.models.recipe.model import Linear, Tiny, fake_q4_0
 from specllama.models.recipe.tokenizer import load_tokenizer
-from specllama.models.recipe.train import Muon, Packer
+from specllama.models.recipe.train import Packer
+from specllama.models.scale import LlamaShape
+from specllama.training.eagle_head import EagleHead
+from specllama.training.head_seed import seed_head
+from specllama.training.muon import Muon
 
 STEPS = 5  # of the unrolled head
 DISCOUNT = 0.9  # a step counts this much less than the one before it
@@ -61,10 +61,8 @@ def first_step(head: EagleHead, target: Tiny, given: Lesson) -> Tensor:
     states."""
     judged = given.judged
     with torch.autocast("cpu", torch.bfloat16):
-        state = head.fc(given.features).float()
-        token = head.attn_norm(target.token_embd(given.tokens))
-        brought = head.attend(token, head.attn_norm_2(state))
-        h = head.finish(state[judged], brought[judged])
+        embedded = target.token_embd(given.tokens)
+        h = next(head.unroll(embedded, given.features.float(), judged, given.tokens, 1))[judged]
         wanted = given.final[:, 1:][judged].float()
         with torch.no_grad():
             laws = target.head(target.output_norm(wanted)).float().softmax(-1)
@@ -94,9 +92,12 @@ def losses(
             wanted = given.final[row, places + 1][judged].float()
             laws = target.head(target.output_norm(wanted)).float().softmax(-1)
         best = laws.argmax(-1)
-        embedded = target.token_embd(given.tokens)
-        for x in head.unroll(embedded, given.features, places, steps):
-            logits = target.head(x[judged]).float()
+        embedded, features = target.token_embd(given.tokens), given.features.float()
+        asked = torch.zeros_like(given.judged)
+        asked[row, places] = asked[row, places - 1] = True
+        for k, h in enumerate(head.unroll(embedded, features, asked, places, steps)):
+            x = head.output_norm((h if k else h[row, places])[judged])
+            logits = target.head(x).float()
             found.append(F.cross_entropy(logits, laws))
             agreed.append(float((logits.detach().argmax(-1) == best).float().mean()))
     return found, agreed
@@ -122,15 +123,19 @@ class Plan:
 
 def new_head(target: Tiny, hidden: int, packer: Packer, rows: int = 16) -> EagleHead:
     """Make a head for `target`, fitted to `rows` rows of text."""
-    head = EagleHead(target.s, hidden)
+    head = empty_head(target.s, hidden)
     head.output_norm.load_state_dict(target.output_norm.state_dict())
-    seed_head(head, target, lesson(target, packer, rows))
+    given = lesson(target, packer, rows)
+    with torch.no_grad():
+        embedded = target.token_embd(given.tokens)
+    states = given.features.float(), given.final.float()
+    seed_head(head, target.token_embd.weight, embedded, *states, given.judged)
     return head
 
 
 def kept_head(target: Tiny, hidden: int, path: Path) -> EagleHead:
     """Load the head that an earlier run kept."""
-    head = EagleHead(target.s, hidden)
+    head = empty_head(target.s, hidden)
     head.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     return head
 
@@ -182,9 +187,8 @@ def train(
         step += 1
 
 
-def export(head: EagleHead, tokenizer: Path, out: Path, name: str) -> None:
+def export(head: EagleHead, s: LlamaShape, tokenizer: Path, out: Path, name: str) -> None:
     """Write `out`, whole or not at all: Q8_0 matrices, and the target's vocabulary."""
-    s = head.s
     part = out.with_suffix(".part")
     w = gguf.GGUFWriter(part, "eagle3")
     w.add_name(name)
@@ -193,13 +197,13 @@ def export(head: EagleHead, tokenizer: Path, out: Path, name: str) -> None:
     w.add_description("An EAGLE-3 head for the bundled tiny target")
     w.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
     w.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    add_hyperparameters(w, replace(s, layers=1, hidden=head.hidden))
+    add_hyperparameters(w, replace(s, layers=1, hidden=head.s.hidden, kv_heads=s.heads))
     w.add_array("eagle3.target_layers", list(layers_read(s)))
     w.add_uint32("eagle3.target_hidden_size", s.width)
     add_tokenizer(w, tokenizer)
-    for key, value in head.state_dict().items():
+    for key, value in head.file_weights().items():
         outside = key.startswith(("fc", "output_norm"))
-        data = value.float().numpy()
+        data = value.numpy()
         full = key if outside else f"blk.0.{key}"
         if data.ndim == 1:
             w.add_tensor(full, np.ascontiguousarray(data))
@@ -249,7 +253,7 @@ def main() -> None:
     else:
         head = kept_head(target, a.hidden, a.start)
     train(head, target, tokenizer, Plan(a.minutes, short=a.short, seed=a.seed), a.keep)
-    export(head, a.tokenizer, a.out, a.out.stem)
+    export(head, target.s, a.tokenizer, a.out, a.out.stem)
     size = sum(p.numel() for p in head.parameters())
     print(json.dumps({"parameters": size, "bytes": a.out.stat().st_size}))
 

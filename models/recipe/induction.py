@@ -15,26 +15,7 @@ import torch
 from torch import Tensor
 
 from specllama.models.recipe.model import Layer, Tiny
-
-# Size of the code by which a head compares tokens: as many slow RoPE pairs hold it.
-CODE = 24
-
-
-def ridge(x: Tensor, y: Tensor, strength: float = 1e-2) -> Tensor:
-    """Return the matrix w with x @ w.T close to y."""
-    gram = x.T @ x
-    gram += strength * gram.diagonal().mean() * torch.eye(x.shape[1])
-    return torch.linalg.solve(gram, x.T @ y).T
-
-
-def token_codes(h: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """Make random codes of unit variance and without correlation, one row per token."""
-    x = h - h.mean(0)
-    values, vectors = torch.linalg.eigh(x.T @ x / len(x))
-    used = values > 0.1 * values.max()
-    white = x @ vectors[:, used] / values[used].sqrt()
-    mix = torch.linalg.qr(torch.randn(white.shape[1], white.shape[1], generator=generator)).Q
-    return white @ mix[:, :size]
+from specllama.training.head_seed import CODE, ridge, token_codes
 
 
 def _previous_token_head(layer: Layer, h: Tensor, codes: Tensor) -> None:

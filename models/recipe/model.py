@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specllama.models.scale import LlamaShape
+from specllama.training.rope import rope_tables, rotate
 
 
 def fake_q4_0(w: Tensor) -> Tensor:
@@ -30,21 +31,6 @@ class Linear(nn.Linear):  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
         """Apply the matrix."""
         return F.linear(x, fake_q4_0(self.weight) if self.quantised else self.weight)
-
-
-def rope_tables(shape: LlamaShape, length: int) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines, one row per position, one column per pair."""
-    half = torch.arange(0, shape.head_size, 2, dtype=torch.float64) / shape.head_size
-    angles = torch.arange(length, dtype=torch.float64)[:, None] * shape.rope_base**-half
-    return angles.cos().float(), angles.sin().float()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate neighbouring pairs (2i, 2i+1): llama.cpp's NORM order."""
-    pairs = x.float().unflatten(-1, (-1, 2))
-    a, b = pairs[..., 0], pairs[..., 1]
-    turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1)
-    return turned.flatten(-2).to(x.dtype)
 
 
 class Layer(nn.Module):  # type: ignore[misc]
@@ -89,7 +75,7 @@ class Tiny(nn.Module):  # type: ignore[misc]
         self.blk = nn.ModuleList(Layer(s) for _ in range(s.layers))
         self.output_norm = nn.RMSNorm(s.width, eps=s.eps)
         self.output = None if s.tied else nn.Linear(s.width, s.vocab, bias=False)
-        cos, sin = rope_tables(s, s.context)
+        cos, sin = (t.float() for t in rope_tables(s.head_size, s.rope_base, s.context))
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
         for name, p in self.named_parameters():

@@ -25,6 +25,7 @@ from specllama.models.recipe.induction import seed_induction
 from specllama.models.recipe.model import Tiny
 from specllama.models.recipe.shape import SHAPES
 from specllama.models.recipe.tokenizer import SPECIAL, load_tokenizer
+from specllama.training.muon import Muon
 
 # Answers from passages are the hardest to learn.
 ANSWER_WEIGHT = {"rag": 2.2, "json": 1.3}
@@ -148,37 +149,6 @@ def losses(
     if teacher is not None:
         each = F.cross_entropy(logits.float(), laws.float().softmax(-1), reduction="none")
     return (each * w).sum() / w.sum(), plain
-
-
-class Muon(torch.optim.Optimizer):  # type: ignore[misc]
-    """Momentum whose update is made orthogonal: for the matrices inside the blocks."""
-
-    def __init__(self, params: list[Tensor], lr: float) -> None:
-        super().__init__(params, {"lr": lr})
-
-    def step(self, closure: None = None) -> None:
-        """Make one update."""
-        with torch.no_grad():
-            self._update()
-
-    def _update(self) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                state = self.state[p]
-                if "m" not in state:
-                    state["m"] = torch.zeros_like(p)
-                m = state["m"].lerp_(p.grad, 0.05)
-                g = p.grad.lerp(m, 0.95).bfloat16()
-                tall = g.shape[0] > g.shape[1]
-                x = g.T if tall else g
-                x = x / (x.float().norm().bfloat16() + 1e-7)
-                for _ in range(5):
-                    gram = x @ x.T
-                    x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-                update = (x.T if tall else x).float()
-                p.mul_(1 - 0.05 * group["lr"])
-                scale = max(1.0, p.shape[0] / p.shape[1]) ** 0.5
-                p.add_(update, alpha=-group["lr"] * scale)
 
 
 def rate(plan: Plan, progress: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from specllama.arrays import IntArray, Rows
 from specllama.backend.devices import ggml
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_writer import TYPE_IDS
+from specllama.models.tensors import Bytes
 from specllama.models.trimmed import SCALED, read_embedding
 from specllama.models.words import read_says
 
@@ -27,6 +29,27 @@ class _Traits(ctypes.Structure):
         ("is_quantized", ctypes.c_bool),
         ("to_float", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
     )
+
+
+@cache
+def _to_float(kind: str) -> Any:
+    traits = ggml("ggml_get_type_traits", ctypes.POINTER(_Traits), ctypes.c_int)
+    return traits(TYPE_IDS[kind]).contents.to_float
+
+
+def decode(packed: Bytes, kind: str, into: Rows) -> None:
+    """Write rows of a matrix as numbers, as llama.cpp reads them.
+
+    Args:
+        kind: the type of ``packed``, which is of one piece, like ``into``.
+
+    Raises:
+        CannotLoad: this build of llama.cpp does not decode it.
+    """
+    if kind == "F32":
+        into[:] = packed.view("<f4").reshape(into.shape)
+    else:
+        _to_float(kind)(packed.ctypes.data, into.ctypes.data, into.size)
 
 
 class Embedding:
@@ -49,18 +72,12 @@ class Embedding:
         self.width = header.embedding_length
         # as the graph does it for tokens
         self._scale = math.sqrt(self.width) if header.architecture in SCALED else 0.0
-        self._decode: Any = None
-        if kind != "F32":
-            traits = ggml("ggml_get_type_traits", ctypes.POINTER(_Traits), ctypes.c_int)
-            self._decode = traits(TYPE_IDS[kind]).contents.to_float
+        self._kind = kind
+        _to_float(kind)
 
     def write(self, tokens: IntArray, into: Rows) -> None:
         """Write the vectors of tokens [n] to the first rows of ``into``, as llama.cpp reads
         them."""
-        packed = np.ascontiguousarray(self._table[tokens])
-        if self._decode is None:
-            into[: len(tokens)] = packed.view("<f4")
-        else:
-            self._decode(packed.ctypes.data, into.ctypes.data, len(tokens) * self.width)
+        decode(np.ascontiguousarray(self._table[tokens]), self._kind, into[: len(tokens)])
         if self._scale:
             into[: len(tokens)] *= np.float32(self._scale)

@@ -1,4 +1,4 @@
-"""The EAGLE-3 recipe: how a new head is set, and that its two ways to compute a step agree."""
+"""The EAGLE-3 recipe: how a new head is set, and what a step of training lowers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ pytest.importorskip("gguf")
 
 import torch.nn.functional as F  # noqa: E402
 
-from specllama.models.recipe import eagle, eagle_seed  # noqa: E402
-from specllama.models.recipe.eagle_head import EagleHead, Lesson, lesson  # noqa: E402
+from specllama.models.recipe import eagle  # noqa: E402
+from specllama.models.recipe.eagle_head import Lesson, empty_head, lesson  # noqa: E402
 from specllama.models.recipe.model import Tiny  # noqa: E402
 from specllama.models.recipe.train import Packer  # noqa: E402
 from specllama.models.scale import LlamaShape  # noqa: E402
+from specllama.training.eagle_head import EagleHead  # noqa: E402
+from specllama.training.head_seed import attended, seed_head  # noqa: E402
 
 SMALL = LlamaShape(width=64, layers=5, hidden=64, heads=2, kv_heads=1, vocab=512, context=256)
 N = eagle.WINDOW + 32
@@ -42,7 +44,7 @@ def given() -> tuple[Tiny, Lesson]:
 
 def new(target: Tiny) -> EagleHead:
     torch.manual_seed(1)
-    return EagleHead(target.s, 96)
+    return empty_head(target.s, 96)
 
 
 def test_a_lesson_holds_what_the_target_says(given: tuple[Tiny, Lesson]) -> None:
@@ -56,40 +58,10 @@ def test_a_lesson_holds_what_the_target_says(given: tuple[Tiny, Lesson]) -> None
     )
 
 
-def test_the_first_step_is_the_same_for_whole_rows_and_unrolled(
-    given: tuple[Tiny, Lesson],
-) -> None:
-    target, told = given
-    head = new(target)
-    torch.nn.init.normal_(head.attn_output.weight, std=0.1)
-    torch.nn.init.normal_(head.ffn_down.weight, std=0.1)
-    embedded, features = target.token_embd(told.tokens), told.features.float()
-    places = torch.arange(20, 20 + eagle.WINDOW).expand(8, -1)
-    with torch.no_grad():
-        state = head.fc(features)
-        brought = head.attend(head.attn_norm(embedded), head.attn_norm_2(state))
-        whole = head.output_norm(head.finish(state, brought))[:, 20 : 20 + eagle.WINDOW]
-        unrolled = head.unroll(embedded, features, places, 2)
-    assert torch.allclose(whole, unrolled[0], atol=1e-4)
-    assert not torch.allclose(unrolled[0], unrolled[1], atol=1e-2)
-
-
-def test_a_second_step_reads_the_heads_own_state(given: tuple[Tiny, Lesson]) -> None:
-    """One place by hand: fused states up to the place before, there the output of step one."""
-    target, told = given
-    head = new(target)
-    torch.nn.init.normal_(head.attn_output.weight, std=0.1)
-    embedded, features = target.token_embd(told.tokens), told.features.float()
-    at = 30
-    places = torch.arange(at - 5, at - 5 + eagle.WINDOW).expand(8, -1)
-    with torch.no_grad():
-        unrolled = head.unroll(embedded, features, places, 2)[1][:, 5]
-        token = head.attn_norm(embedded)[:, : at + 1]
-        state = head.fc(features)[:, : at + 1]
-        own = head.finish(state, head.attend(token, head.attn_norm_2(state)))
-        state = torch.cat((state[:, :at], own[:, at - 1 : at]), 1)
-        by_hand = head.finish(state, head.attend(token, head.attn_norm_2(state)))[:, at]
-    assert torch.allclose(head.output_norm(by_hand), unrolled, atol=1e-4)
+def seed(head: EagleHead, target: Tiny, told: Lesson) -> None:
+    embedded = target.token_embd(told.tokens)
+    states = told.features.float(), told.final.float()
+    seed_head(head, target.token_embd.weight, embedded, *states, told.judged)
 
 
 def test_a_new_head_sees_its_own_token_and_what_followed_it_earlier(
@@ -97,11 +69,11 @@ def test_a_new_head_sees_its_own_token_and_what_followed_it_earlier(
 ) -> None:
     target, told = given
     head = new(target)
-    eagle_seed.seed_head(head, target, told)
+    seed(head, target, told)
     with torch.no_grad():
         state = head.fc(told.features.float())
         token = head.attn_norm(target.token_embd(told.tokens))
-        brought = head.attend(token, head.attn_norm_2(state)).unflatten(-1, (2, SMALL.head_size))
+        brought = attended(head, token, head.attn_norm_2(state)).unflatten(-1, (2, SMALL.head_size))
         codes = head.attn_v.weight[: SMALL.head_size, : SMALL.width] @ token.transpose(1, 2)
     codes = codes.transpose(1, 2)
     late = torch.arange(N // 2 + 8, N - 1)  # all of these tokens occurred half a row earlier
@@ -117,7 +89,7 @@ def test_setting_a_head_and_a_step_of_training_both_lower_the_loss(
     target, told = given
     head = new(target)
     before = eagle.first_step(head, target, told)
-    eagle_seed.seed_head(head, target, told)
+    seed(head, target, told)
     after = eagle.first_step(head, target, told)
     assert after < before
     parts, agreed = eagle.losses(head, target, told)

@@ -1,0 +1,119 @@
+"""Lessons for a head: texts of a target with its states and laws, as tensors side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from specllama.arrays import IntArray
+from specllama.backend.embedding import decode
+from specllama.errors import UnsupportedModel
+from specllama.models.gguf import GgufHeader
+from specllama.models.tensors import read_tensor
+from specllama.models.trimmed import TABLE
+from specllama.models.words import rows_of
+
+if TYPE_CHECKING:
+    from specllama.training.features import Features
+
+NORMS = ("output_norm.weight", "token_embd_norm.weight")  # lfm2 has the second name
+
+
+class Lesson(NamedTuple):
+    """Texts side by side, [batch, n, …]: at a place, a state of the target and the next token.
+
+    Attributes:
+        embedded: of the token after each place. features: the states that the head fuses.
+        states: [batch, n + 1, width] the target's last state at each token, before its last norm.
+        judged: places whose guess is a token of the reply.
+        index, p: the target's law for that guess: rows of the head's output, and probabilities.
+        best: the row of the likeliest token; -1 if it has none. follows: it is the text's.
+    """
+
+    embedded: Tensor
+    features: Tensor
+    states: Tensor
+    judged: Tensor
+    index: Tensor
+    p: Tensor
+    best: Tensor
+    follows: Tensor
+
+    def to(self, device: torch.device) -> Lesson:
+        return Lesson(*(part.to(device) for part in self))
+
+
+class TargetFacts:
+    """A target as its heads see it: embeddings, the norm before its output, and the output.
+
+    Args:
+        words: the tokens that a head may guess, ascending.
+
+    Raises:
+        UnsupportedModel: a model of several files, or of a kind that has no such norm.
+        CannotLoad: this build of llama.cpp does not decode a matrix.
+    """
+
+    def __init__(self, header: GgufHeader, words: IntArray) -> None:
+        if len(header.parts) > 1:
+            raise UnsupportedModel(f"{header.path.name} is split; a head is trained for one file")
+        self.header, self.words = header, words
+        self.width = header.embedding_length
+        self._row = np.full(header.vocab_size, -1, np.int64)
+        self._row[words] = np.arange(len(words))
+        norm = next((name for name in NORMS if name in header.by_name), None)
+        if norm is None:
+            raise UnsupportedModel(f"{header.path.name} has no norm before its output")
+        self.norm = torch.tensor(read_tensor(header, norm))
+
+    def embed(self, tokens: npt.NDArray[np.int32]) -> Tensor:
+        """Return the embeddings of tokens [n]."""
+        some, place = np.unique(tokens, return_inverse=True)
+        return self._rows(TABLE, some.astype(np.int32))[torch.from_numpy(place)]
+
+    def output(self) -> Tensor:
+        """Return the rows of the target's output matrix of all ``words``."""
+        tied = "output.weight" not in self.header.by_name
+        return self._rows(TABLE if tied else "output.weight", self.words)
+
+    def _rows(self, name: str, rows: IntArray) -> Tensor:
+        info = self.header.by_name[name]
+        packed = np.frombuffer(rows_of(self.header, info, rows).make(), np.uint8)
+        into = np.empty((len(rows), self.width), np.float32)
+        decode(packed, info.type, into)
+        return torch.from_numpy(into)
+
+    def lesson(self, texts: Sequence[Features]) -> Lesson:
+        """Lay texts side by side, each at the start of a row."""
+        b, n, likeliest = len(texts), max(len(t.tokens) for t in texts) - 1, texts[0].top_ids
+        top = (b, n, likeliest.shape[1])
+        tokens = np.zeros((b, n), np.int32)
+        features = torch.zeros(b, n, texts[0].inputs.shape[1])
+        final = torch.zeros(b, n + 1, self.width)
+        judged, follows = np.zeros((2, b, n), bool)
+        ids, p = np.zeros(top, np.int32), np.zeros(top, np.float32)
+        for row, text in enumerate(texts):
+            m = len(text.tokens) - 1
+            tokens[row, :m] = text.tokens[1:]
+            features[row, :m] = torch.tensor(text.inputs[:m])
+            ids[row, :m], p[row, :m] = text.top_ids[1:], text.top_p[1:]
+            follows[row, : m - 1] = text.tokens[2:] == text.top_ids[1:m, 0]
+            judged[row, max(text.reply_from - 2, 0) : m - 1] = True
+            final[row, : m + 1] = torch.tensor(text.final) / self.norm
+        index = self._row[ids]
+        p[index < 0] = 0
+        return Lesson(
+            self.embed(tokens.ravel()).view(b, n, -1),
+            features,
+            final,
+            torch.from_numpy(judged),
+            torch.from_numpy(index).clamp_(min=0),
+            torch.from_numpy(p),
+            torch.from_numpy(index[..., 0]),
+            torch.from_numpy(follows),
+        )

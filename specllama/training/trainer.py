@@ -1,0 +1,465 @@
+"""Training of an EAGLE-3 head on a target's own texts: measured, kept in a file, open-ended.
+
+A new head is initialised by least squares (`head_seed`). It learns its first step on whole texts,
+the cheapest way to see much of them; then it is unrolled, in a window of each text. It learns the
+target's law, not the text. Learning rates rise, stay, and fall in the last part where an end is
+known; what is measured and used is an average of the latest weights, which needs no falling rates.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specllama.arrays import IntArray
+from specllama.errors import SpecllamaError
+from specllama.models.gguf import GgufHeader
+from specllama.models.gguf_writer import Value
+from specllama.training.acceptance import Acceptance
+from specllama.training.eagle_head import EagleHead, HeadShape, law_loss
+from specllama.training.head_file import write_head
+from specllama.training.head_seed import seed_head
+from specllama.training.lessons import Lesson, TargetFacts
+from specllama.training.muon import Muon
+
+if TYPE_CHECKING:
+    from specllama.training.features import Features
+
+MEASURED_S, SAVED_S = 60.0, 45.0  # between two measurements, and two writings of the file
+SHARE = 1 / 15  # of the time for measurements, at most
+LEAST_GAIN = 0.002  # tokens a pass
+AT_ONCE = 4096  # tokens of a batch that is measured
+BEGIN = 8192  # places to which a new head is fitted
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The settings of a training.
+
+    Attributes:
+        steps: guesses in a row that are learnt; each but the first reads the head's own state.
+        batch: tokens of a minibatch. window: places of a text that are unrolled.
+        short: tokens after which the head is unrolled.
+        discount: a step counts this much less than the one before it.
+        alike: weight of the distance to the target's last state, so that there is one kind.
+        muon, adam, output: learning rates of matrices, of norms, and of the output matrix.
+        warm: minibatches in which the rates rise. cooling: share of a training in which they fall.
+        judged: tokens of held-out replies that are measured. patience: measurements without gain.
+        held: bytes of texts that are mixed.
+    """
+
+    steps: int = 3
+    batch: int = 4096
+    window: int = 96
+    short: int = 300_000
+    discount: float = 0.8
+    alike: float = 0.2
+    muon: float = 0.02
+    adam: float = 2e-3
+    output: float = 2e-4
+    warm: int = 10
+    cooling: float = 0.3
+    judged: int = 8192
+    patience: int = 10
+    held: int = 256 << 20
+    seed: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The state of a training, in numbers.
+
+    Attributes:
+        tokens: trained on, each as often as it was. loss: of the first guess, in nats.
+        right: the share of right first, second, … guesses in held-out texts at temperature 0, each
+            given that those before it were; empty before the first measurement.
+        per_pass: tokens of a pass with chains of three guesses there.
+        best: the best ``per_pass`` so far, whose head is kept.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    loss: float = math.nan
+    right: tuple[float, ...] = ()
+    per_pass: float = 0.0
+    best: float = 0.0
+
+
+class Trainer:
+    """A head in training, kept in a file.
+
+    Args:
+        words: the tokens that the head may guess, ascending; where the file exists, its own.
+        layers: of the target, whose inputs are read.
+        features, held_out: give all texts from the start; there may be more the next time.
+        kept: the file of the training, which goes on where it was left.
+
+    Raises:
+        UnsupportedModel, CannotLoad: see ``TargetFacts``.
+        SpecllamaError: the file is damaged, or of another target.
+    """
+
+    def __init__(
+        self,
+        header: GgufHeader,
+        words: IntArray,
+        layers: Sequence[int],
+        features: Callable[[], Iterator[Features]],
+        held_out: Callable[[], Iterator[Features]],
+        kept: Path,
+        plan: Plan | None = None,
+        device: str = "",
+    ) -> None:
+        self.plan, self.kept = plan or Plan(), kept
+        self.device = torch.device(device or best_device())
+        self.figures, self.stalled = Figures(), False
+        self.best: dict[str, Tensor] = {}
+        self._features, self._held_out = features, held_out
+        found = self._read(header) if kept.exists() else {}
+        if found:
+            words, layers = found["words"].numpy(), found["layers"]
+        self.layers = tuple(layers)
+        self.target = TargetFacts(header, words)
+        torch.manual_seed(self.plan.seed)
+        self._dice = torch.Generator().manual_seed(self.plan.seed)
+        self.head = EagleHead(head_shape(header, len(words), len(layers))).to(self.device)
+        self.average = copy.deepcopy(self.head).requires_grad_(False)
+        out = self.head.output.weight.requires_grad_(self.plan.output > 0)
+        inner = [p for p in self.head.parameters() if p.ndim == 2 and p is not out]
+        norms = [p for p in self.head.parameters() if p.ndim == 1]
+        groups = [(norms, self.plan.adam), ([out], self.plan.output)]
+        self._muon = Muon(inner, self.plan.muon)
+        self._adam = torch.optim.AdamW(
+            [{"params": some, "base": rate} for some, rate in groups if some[0].requires_grad],
+            betas=(0.9, 0.98),
+            eps=1e-10,
+            weight_decay=0.0,
+        )
+        self._half = found["half"] if found else half_pays(self.device)
+        if found:
+            self._restore(found)
+
+    # -- training ----------------------------------------------------------------------------------
+
+    def train(
+        self,
+        until: Callable[[], bool],
+        report: Callable[[Figures], None],
+        ahead: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        """Train until it is enough; ``stalled`` tells that nothing was gained any more.
+
+        Args:
+            until: asked after each minibatch.
+            report: called after each minibatch and each measurement.
+            ahead: the share of the whole training that is ahead; None without a known end.
+        """
+        texts, self.stalled, lean = self._minibatches(), False, 0
+        if not self.figures.step:
+            self._begin()
+        measured = saved = -math.inf
+        while True:
+            now, enough = time.monotonic(), until()
+            if enough or now >= measured:
+                before = self.figures.best
+                self._measure()
+                lean = 0 if self.figures.best > before + LEAST_GAIN else lean + 1
+                self.stalled = lean > self.plan.patience
+                report(self.figures)
+                measured = time.monotonic() + max(MEASURED_S, (time.monotonic() - now) / SHARE)
+            enough = enough or self.stalled
+            if enough or now >= saved:
+                saved = time.monotonic() + SAVED_S
+                self.save()
+            if enough:
+                return
+            self._learn(next(texts), ahead())
+            report(self.figures)
+
+    def _learn(self, texts: Sequence[Features], ahead: float | None) -> None:
+        """Learn from a minibatch."""
+        plan, step = self.plan, self.figures.step
+        factor = min(1.0, (step + 1) / plan.warm)
+        if ahead is not None:
+            factor *= max(0.02, min(1.0, ahead / plan.cooling))
+        self._muon.param_groups[0]["lr"] = plan.muon * factor
+        for group in self._adam.param_groups:
+            group["lr"] = group["base"] * factor
+        given = self.target.lesson(texts).to(self.device)
+        steps = plan.steps if self.figures.tokens >= plan.short else 1
+        loss, first = self.losses(given, self._places(given), steps)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
+        self._muon.step()
+        self._adam.step()
+        self.head.zero_grad(set_to_none=True)
+        with torch.no_grad():  # over about the last tenth of all steps
+            for mean, p in zip(self.average.parameters(), self.head.parameters(), strict=True):
+                mean.lerp_(p, 1 / (1 + step / 10))
+        self.figures = replace(
+            self.figures,
+            step=step + 1,
+            tokens=self.figures.tokens + sum(len(text.tokens) for text in texts),
+            loss=first if step == 0 else 0.95 * self.figures.loss + 0.05 * first,
+        )
+
+    def losses(self, given: Lesson, places: Tensor, steps: int) -> tuple[Tensor, float]:
+        """Return what a minibatch is to lower, and the cross-entropy of the first guess.
+
+        The first step counts at all judged places, others at ``places`` (``EagleHead.unroll``).
+        """
+        total, firsts = torch.zeros((), device=self.device), 0.0
+        row = torch.arange(len(places), device=self.device)[:, None]
+        wanted = given.states[:, 1:]
+        with self._numbers():
+            for k, h in enumerate(unrolled(self.head, given, places, steps)):
+                at, index, p, like = given.judged, given.index, given.p, wanted
+                if k:
+                    # a chain begins in the window or just before it, at a judged place
+                    at = at[row, places] & given.judged[row, (places - k).clamp(min=0)]
+                    at[:, : k - 1] = False
+                    index, p, like = index[row, places], p[row, places], wanted[row, places]
+                h = h[at]
+                if not len(h):
+                    continue
+                x = self.head.output_norm(h)
+                loss, _ = law_loss(x, self.head.output.weight, index[at], p[at], self._dtype)
+                loss = loss / len(h)
+                if k == 0:
+                    firsts = float(loss.detach())
+                if self.plan.alike:
+                    loss = loss + self.plan.alike * F.smooth_l1_loss(h, like[at])
+                total = total + self.plan.discount**k * loss
+        return total, firsts
+
+    def _places(self, given: Lesson) -> Tensor:
+        """Choose a window of each text, in its reply if that is long enough."""
+        b, n = given.judged.shape
+        window = min(self.plan.window, n - 1)
+        first, count = given.judged.int().argmax(1), given.judged.sum(1)
+        dice = torch.rand(b, generator=self._dice).to(self.device)
+        start = first + 1 + (dice * (count - window).clamp(min=1)).long()
+        return start.clamp(max=n - window)[:, None] + torch.arange(window, device=self.device)
+
+    def _minibatches(self) -> Iterator[list[Features]]:
+        """Yield texts of about one length, from a mix of as many as are held; forever."""
+        stream, room = self._features(), self.plan.held
+        mix: list[Features] = []
+        while True:
+            while room > 0:
+                text = next(stream, None)
+                if text is None:
+                    stream = self._features()
+                    if mix:
+                        break
+                    text = next(stream)
+                mix.append(text)
+                room -= size_of(text)
+            mix.sort(key=lambda text: len(text.tokens))
+            at = int(torch.randint(len(mix), (), generator=self._dice))
+            some: list[Features] = []
+            longest = 0
+            while at < len(mix) and (len(some) + 1) * longest < self.plan.batch:
+                longest = max(longest, len(mix[at].tokens))
+                room += size_of(mix[at])
+                some.append(mix.pop(at))
+            yield some
+
+    # -- the head at the start, and how good it is -------------------------------------------------
+
+    def _begin(self) -> None:
+        """Fit a new head to some texts."""
+        texts: list[Features] = []
+        left = BEGIN
+        for text in self._features():
+            texts.append(text)
+            left -= len(text.tokens)
+            if left < 0:
+                break
+        given, head = self.target.lesson(texts), self.head.cpu()
+        with torch.no_grad():
+            spread = given.features[given.judged].square().mean(0).sqrt()
+            head.get_buffer("scale").copy_(1 / spread.clamp(min=1e-6 * float(spread.max())))
+            head.output.weight.copy_(self.target.output())
+            head.output_norm.weight.copy_(self.target.norm)
+        seed_head(head, self.target.embed(self.target.words), *given[:4], self.plan.seed)
+        head.to(self.device)
+        self.average.load_state_dict(head.state_dict())
+
+    @torch.no_grad()
+    def _measure(self) -> None:
+        """Measure the average of the weights in held-out texts; keep it if it is the best."""
+        found = self.measure(self.average)
+        if found.per_pass > self.figures.best:
+            self.best = {name: p.half().cpu() for name, p in self.average.state_dict().items()}
+        self.figures = replace(
+            self.figures,
+            right=found.right,
+            per_pass=found.per_pass,
+            best=max(self.figures.best, found.per_pass),
+        )
+
+    def measure(self, head: EagleHead) -> Acceptance:
+        """Count a head's right guesses in held-out texts."""
+        found, left = Acceptance(self.plan.steps), self.plan.judged
+        some: list[Features] = []
+        for text in self._held_out():
+            some.append(text)
+            left -= len(text.tokens) - text.reply_from
+            if left < 0 or sum(len(one.tokens) for one in some) > AT_ONCE:
+                self._count(head, some, found)
+                some = []
+            if left < 0:
+                break
+        if some:
+            self._count(head, some, found)
+        return found
+
+    def _count(self, head: EagleHead, texts: Sequence[Features], into: Acceptance) -> None:
+        given = self.target.lesson(texts).to(self.device)
+        b, n = given.judged.shape
+        places = torch.arange(1, n, device=self.device).expand(b, -1)
+        right = []
+        with torch.no_grad(), self._numbers():
+            for k, h in enumerate(unrolled(head, given, places, self.plan.steps)):
+                at = given.judged if k == 0 else given.judged[:, 1:]
+                hits = torch.zeros_like(given.judged)
+                guess = head.output(head.output_norm(h[at])).argmax(-1)
+                hits[:, min(k, 1) :][at] = guess == given.best[:, min(k, 1) :][at]
+                right.append(hits)
+        into.add(torch.stack(right), given.follows, given.judged)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self._half else torch.float32
+
+    def _numbers(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._half)
+
+    def export(self, path: Path, about: Mapping[str, Value] | None = None) -> None:
+        """Write the best head so far, see ``write_head``.
+
+        Raises:
+            SpecllamaError: it cannot be written.
+        """
+        head = copy.deepcopy(self.average)
+        if self.best:
+            head.load_state_dict(self.best)
+        weights = {name: p.numpy() for name, p in head.file_weights().items()}
+        target = self.target
+        write_head(path, weights, head.s, target.header, target.words, self.layers, about)
+
+    # -- the file ----------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write the file beside and rename it.
+
+        Raises:
+            SpecllamaError: it cannot be written.
+        """
+        state = {
+            "target": self.target.header.fingerprint,
+            "words": torch.from_numpy(self.target.words),
+            "layers": list(self.layers),
+            "half": self._half,
+            "seed": self.plan.seed,
+            "figures": asdict(self.figures),
+            "dice": self._dice.get_state(),
+            "head": self.head.state_dict(),
+            "average": self.average.state_dict(),
+            "best": self.best,
+            "muon": self._muon.state_dict(),
+            "adam": self._adam.state_dict(),
+        }
+        part = self.kept.with_name(self.kept.name + ".part")
+        try:
+            with part.open("wb") as file:
+                torch.save(state, file)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(self.kept)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise SpecllamaError(f"cannot write {self.kept}: {error.strerror or error}") from None
+
+    def _read(self, header: GgufHeader) -> Mapping[str, Any]:
+        try:
+            found: dict[str, Any] = torch.load(self.kept, map_location="cpu", weights_only=True)
+            of = found["target"]
+        except Exception as error:  # torch has no type of its own for damage
+            raise SpecllamaError(
+                f"{self.kept} is damaged ({error})", "delete it to train a new head"
+            ) from None
+        if of != header.fingerprint:
+            raise SpecllamaError(
+                f"{self.kept} belongs to another target than {header.path.name}",
+                "give another --folder, or the target that it belongs to",
+            )
+        return found
+
+    def _restore(self, found: Mapping[str, Any]) -> None:
+        self.head.load_state_dict(found["head"])
+        self.average.load_state_dict(found["average"])
+        self._muon.load_state_dict(found["muon"])
+        self._adam.load_state_dict(found["adam"])
+        self._dice.set_state(found["dice"])
+        self.best = found["best"]
+        figures = found["figures"]
+        self.figures = Figures(**{**figures, "right": tuple(figures["right"])})
+
+
+def unrolled(head: EagleHead, given: Lesson, places: Tensor, steps: int) -> Iterator[Tensor]:
+    return head.unroll(given.embedded, given.features, given.judged, places, steps)
+
+
+def size_of(text: Features) -> int:
+    """Return the bytes of a text's features."""
+    return int(text.inputs.nbytes + text.final.nbytes + text.top_ids.nbytes + text.top_p.nbytes)
+
+
+def head_shape(header: GgufHeader, rows: int, layers: int) -> HeadShape:
+    """Choose the sizes of a light head: its heads fill the width, its net is below the target's."""
+    width, size = header.embedding_length, min(header.key_length, 128)
+    hidden = min(header.feed_forward_length or 2 * width, 2 * width, 64 * max(1, round(width / 44)))
+    return HeadShape(
+        width=width,
+        heads=max(1, width // size),
+        head_size=size,
+        hidden=hidden,
+        fused=layers * width,
+        rows=rows,
+        eps=header.number(header.own("attention.layer_norm_rms_epsilon")) or 1e-5,
+        rope_base=header.number(header.own("rope.freq_base")) or 10_000.0,
+    )
+
+
+def best_device() -> str:
+    """Return the name of the device to train on."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def half_pays(device: torch.device) -> bool:
+    """Measure whether products are faster in bfloat16."""
+    if device.type != "cpu":
+        return device.type == "cuda"
+    took = []
+    for dtype in (torch.float32, torch.bfloat16):
+        a, b = torch.ones(512, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
+        a @ b
+        begin = time.perf_counter()
+        for _ in range(3):
+            a @ b
+        took.append(time.perf_counter() - begin)
+    return took[1] < 0.8 * took[0]

@@ -1,0 +1,208 @@
+"""The trainer: reaches the optimum of a law that the head can hold, and goes on where it was."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ggufs import write_llama  # noqa: E402
+
+from specllama.errors import SpecllamaError  # noqa: E402
+from specllama.models.eagle3_file import check  # noqa: E402
+from specllama.models.gguf import GgufHeader, read_header  # noqa: E402
+from specllama.models.tensors import read_tensor  # noqa: E402
+from specllama.training.acceptance import Acceptance  # noqa: E402
+from specllama.training.trainer import Figures, Plan, Trainer  # noqa: E402
+
+LAYERS, WIDTH, LIKELIEST = (1, 2, 3), 64, 8
+
+
+class Text(NamedTuple):
+    """Features as a target's passes leave them."""
+
+    tokens: Any
+    reply_from: int
+    inputs: Any
+    final: Any
+    top_ids: Any
+    top_p: Any
+
+
+class Table:
+    """A target whose law depends on the last token and on a mood, of which only its states tell.
+
+    A text has one mood. Each row of the table has one likeliest token, and some others.
+    """
+
+    def __init__(self, header: GgufHeader) -> None:
+        dice = np.random.default_rng(3)
+        self.vocab = header.vocab_size
+        self.output = read_tensor(header, "output.weight")
+        self.ids = np.stack(
+            [dice.permutation(self.vocab)[:LIKELIEST] for _ in range(2 * self.vocab)]
+        )
+        self.p = np.array([0.9, 0.04, 0.02, *[0.008] * 5])
+        self.mood = dice.normal(size=(2, 3 * WIDTH))
+        self.known = dice.normal(size=(self.vocab, 3 * WIDTH))
+
+    def text(self, dice: np.random.Generator, n: int = 48) -> Text:
+        mood, tokens = int(dice.integers(2)), [int(dice.integers(self.vocab))]
+        while len(tokens) < n:
+            tokens.append(int(dice.choice(self.ids[2 * tokens[-1] + mood], p=self.p)))
+        rows = [2 * token + mood for token in tokens]
+        ids = self.ids[rows].astype(np.int32)
+        return Text(
+            np.array(tokens, np.int32),
+            8,
+            (self.mood[mood] + 0.3 * self.known[tokens]).astype(np.float16),
+            (8 * self.output[ids[:, 0]]).astype(np.float16),
+            ids,
+            np.tile(self.p, (n, 1)).astype(np.float16),
+        )
+
+
+@pytest.fixture
+def header(tmp_path: Path) -> GgufHeader:
+    tokens = [f"t{i}" for i in range(96)]
+    return read_header(
+        write_llama(
+            tmp_path / "target.gguf", blocks=4, tokens=tokens, types=[1] * 96, merges=["t 0"]
+        )
+    )
+
+
+def texts(table: Table, seed: int, n: int) -> list[Text]:
+    dice = np.random.default_rng(seed)
+    return [table.text(dice) for _ in range(n)]
+
+
+def trainer(header: GgufHeader, folder: Path, plan: Plan, words: Any = None) -> Trainer:
+    table = Table(header)
+    train, held = texts(table, 1, 200), texts(table, 2, 24)
+    words = np.arange(header.vocab_size, dtype=np.int32) if words is None else words
+    return Trainer(
+        header, words, LAYERS, lambda: iter(train), lambda: iter(held), folder / "head.pt", plan,
+        "cpu",
+    )  # fmt: skip
+
+
+SHORT = Plan(
+    batch=512, window=24, short=6000, warm=4, judged=2000, muon=0.04, output=5e-3, patience=2,
+    held=1 << 20,
+)  # fmt: skip
+
+
+def after(steps: int) -> Any:
+    """Enough, once so many minibatches were learnt from."""
+    left = iter(range(steps))
+    return lambda: next(left, None) is None
+
+
+def figures(one: Trainer, steps: int) -> list[Figures]:
+    seen: list[Figures] = []
+    one.train(after(steps), seen.append)
+    return seen
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_a_head_reaches_the_optimum_of_a_table_of_which_it_has_all_words_but_some(
+    header: GgufHeader, tmp_path: Path
+) -> None:
+    """The likeliest token is known from the last one and the mood, if it has a row: the share of
+    those is the optimum, in the first step and, by the head's own state, in the others."""
+    words = np.arange(8, header.vocab_size, dtype=np.int32)
+    one = trainer(header, tmp_path, SHORT, words)
+    first = figures(one, 0)[-1]
+    last = figures(one, 70)[-1]
+    best = Acceptance(3)
+    for text in texts(Table(header), 2, 24):
+        n = len(text.tokens)
+        likeliest = torch.tensor(text.top_ids[1:, 0])
+        judged = torch.zeros(1, n - 1, dtype=torch.bool)
+        judged[:, text.reply_from - 2 : n - 2] = True
+        follows = torch.zeros_like(judged)
+        follows[0, : n - 2] = likeliest[:-1] == torch.tensor(text.tokens[2:])
+        best.add((likeliest >= 8).expand(3, 1, -1), follows, judged)
+    assert 0.8 < best.right[0] < 0.97
+    assert first.right[0] < best.right[0] - 0.1
+    assert last.right == pytest.approx(best.right, abs=0.03)
+    assert last.per_pass == pytest.approx(best.per_pass, abs=0.1)
+    assert last.per_pass <= best.per_pass
+
+
+def test_passes_are_counted_as_chains_are_accepted() -> None:
+    found = Acceptance(3)
+    judged = torch.tensor([[0, 1, 1, 1, 1, 1, 1, 1, 0]]).bool()
+    right = torch.tensor(
+        [
+            [[0, 1, 0, 1, 1, 1, 1, 0, 1]],  # of chains that begin here
+            [[0, 1, 1, 1, 1, 0, 1, 1, 1]],  # one place before
+            [[0, 0, 0, 1, 1, 1, 1, 1, 1]],
+        ]
+    ).bool()
+    follows = torch.ones_like(judged)
+    follows[0, 6] = False
+    found.add(right, follows, judged)
+    # from place 1: 1, 2, 3 right and a token more; from 5: 5, 6, but beyond 6 the text is another
+    assert found.per_pass == pytest.approx(7 / 2)
+    assert found.right == pytest.approx((5 / 7, 3 / 4, 2 / 2))
+
+
+def test_a_training_goes_on_where_its_file_was_left(header: GgufHeader, tmp_path: Path) -> None:
+    one = trainer(header, tmp_path, SHORT)
+    figures(one, 14)
+    again = trainer(header, tmp_path, SHORT, np.arange(5, dtype=np.int32))
+    assert again.figures == one.figures
+    assert again.figures.step == 14
+    for name, weight in one.head.state_dict().items():
+        assert (again.head.state_dict()[name] == weight).all(), name
+    # with the weights, all that a step depends on was kept
+    third = trainer(header, tmp_path, SHORT)
+    for trained in (one, again, third):
+        figures(trained, 6)
+    for name, weight in one.head.state_dict().items():
+        assert (again.head.state_dict()[name] == weight).all(), name
+        assert (third.average.state_dict()[name] == one.average.state_dict()[name]).all(), name
+
+
+def test_a_damaged_file_and_one_of_another_target_are_refused(
+    header: GgufHeader, tmp_path: Path
+) -> None:
+    figures(trainer(header, tmp_path, SHORT), 1)
+    other = read_header(write_llama(tmp_path / "other.gguf", blocks=4, seed=9))
+    with pytest.raises(SpecllamaError, match="another target"):
+        trainer(other, tmp_path, SHORT)
+    (tmp_path / "head.pt").write_bytes((tmp_path / "head.pt").read_bytes()[:5000])
+    with pytest.raises(SpecllamaError, match="damaged"):
+        trainer(header, tmp_path, SHORT)
+
+
+def test_what_no_longer_gains_ends_and_the_best_head_is_exported(
+    header: GgufHeader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specllama.training.trainer.MEASURED_S", 0.0)
+    monkeypatch.setattr("specllama.training.trainer.SHARE", 1e9)
+    plan = replace(SHORT, muon=0.0, adam=0.0, output=0.0)  # learns nothing
+    one = trainer(header, tmp_path, plan)
+    seen = figures(one, 1000)
+    assert one.stalled
+    assert seen[-1].step == SHORT.patience + 1
+    one.export(out := tmp_path / "out.gguf", {"specllama.training": "here"})
+    made = read_header(out)
+    assert check(made, header).layers == LAYERS
+    assert made.text("specllama.training") == "here"
+    scale = one.average.get_buffer("scale").numpy()
+    wanted = one.average.fc.weight.numpy() * scale
+    assert np.allclose(read_tensor(made, "fc.weight"), wanted, atol=0.01 * np.abs(wanted).max())
