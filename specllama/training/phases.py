@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,10 @@ class TargetPhases:
             kept=self._folder / CHECKPOINT,
             plan=Plan(seed=self._card.seed),
         )
+
+        if (best := self._card.best) is not None:
+            found = trainer.judge_again()
+            self._card.best = replace(best, right=found.right, per_pass=found.per_pass)
 
         def told(figures: Any) -> None:
             report(Milestone(0, figures.tokens, figures.loss, figures.right, figures.per_pass))

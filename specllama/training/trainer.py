@@ -346,15 +346,27 @@ class Trainer:
     def _numbers(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._half)
 
+    def judge_again(self) -> Acceptance:
+        """Measure the best head so far in the held-out texts of now, which later ones must beat."""
+        found = self.measure(self._chosen())
+        if self.best:
+            self.figures = replace(self.figures, best=found.per_pass)
+        return found
+
+    def _chosen(self) -> EagleHead:
+        """Return the best head so far."""
+        head = copy.deepcopy(self.average)
+        if self.best:
+            head.load_state_dict(self.best)
+        return head
+
     def export(self, path: Path, about: Mapping[str, Value] | None = None) -> None:
         """Write the best head so far, see ``write_head``.
 
         Raises:
             SpecllamaError: it cannot be written.
         """
-        head = copy.deepcopy(self.average)
-        if self.best:
-            head.load_state_dict(self.best)
+        head = self._chosen()
         weights = {name: p.numpy() for name, p in head.file_weights().items()}
         target = self.target
         write_head(path, weights, head.s, target.header, target.words, self.layers, about)
