@@ -56,7 +56,7 @@ _DOING = {"write": "writing", "read": "reading", "train": "training"}
 )
 @click.option(
     "--minutes",
-    type=click.FloatRange(1),
+    type=click.FloatRange(0.1),
     default=60,
     show_default=True,
     metavar="N",

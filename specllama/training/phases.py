@@ -88,10 +88,14 @@ class TargetPhases:
         ahead: Callable[[], float | None],
     ) -> None:
         """Go on with the training that is kept in the folder."""
+        import torch
+
         from specllama.training.trainer import Plan, Trainer
 
         if not self._shards.ids(False):
             return
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
         dice = random.Random(self._card.seed)
         trainer = self._trainer = Trainer(
             self._target,

@@ -355,7 +355,7 @@ class Trainer:
 
     def _chosen(self) -> EagleHead:
         """Return the best head so far."""
-        head = copy.deepcopy(self.average)
+        head: EagleHead = copy.deepcopy(self.average)
         if self.best:
             head.load_state_dict(self.best)
         return head

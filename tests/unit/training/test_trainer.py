@@ -206,3 +206,14 @@ def test_what_no_longer_gains_ends_and_the_best_head_is_exported(
     scale = one.average.get_buffer("scale").numpy()
     wanted = one.average.fc.weight.numpy() * scale
     assert np.allclose(read_tensor(made, "fc.weight"), wanted, atol=0.01 * np.abs(wanted).max())
+
+
+def test_other_texts_judge_the_best_head_again(header: GgufHeader, tmp_path: Path) -> None:
+    one = trainer(header, tmp_path, SHORT)
+    figures(one, 20)
+    before = one.figures.best
+    one._held_out = lambda: iter(texts(Table(header), 7, 5))
+    found = one.judge_again()
+    assert one.figures.best == found.per_pass != before
+    one._held_out = lambda: iter(texts(Table(header), 2, 24))
+    assert one.judge_again().per_pass == before
