@@ -94,6 +94,7 @@ def command(
         _show_table(header, target, findings)
     if not as_json:
         _show_ways(ways)
+        _show_trained(beside)
     if drafts and not fits:
         said = f"no draft fits {target}"
         if len(findings) == 1:
@@ -159,6 +160,17 @@ def _show_ways(ways: tuple[MethodInfo, ...]) -> None:
         Column("what is missing", "reason", give=True),
     ]
     show_table(ways, columns)
+
+
+def _show_trained(heads: list[GgufHeader]) -> None:
+    """Show how well heads guess that were trained here."""
+    from specllama.training import training_card
+
+    for head in heads:
+        card = training_card.read_training_card(training_card.beside(head.path))
+        if card is not None and card.best is not None:
+            note(f"{head.path.name}, trained for {card.spent_s / 60:.0f} min: {card.best.words}")
+            note(card.pays)
 
 
 def _show_next(target: str, findings: list[DraftFinding]) -> None:

@@ -277,7 +277,7 @@ class _Shown:
 
     def _draw(self, news: News, course: Course) -> None:
         if self._bar is None:
-            self._bar = Bar("", int(course.seconds), transfer=False).__enter__()
+            self._bar = Bar("writing", int(course.seconds), transfer=False).__enter__()
         if news == "figures":
             self._bar.waiting(_figures(course))
         best, phase = course.card.best, _DOING[course.phase or "train"]

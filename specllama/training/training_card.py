@@ -103,10 +103,10 @@ class TrainingCard:
         replace_file(path, self.encoded())
 
 
-def read_card_in(folder: Path) -> TrainingCard | None:
-    """Read the card of a training folder; None if there is none, or it cannot be read."""
+def read_training_card(path: Path) -> TrainingCard | None:
+    """Read a card; None if there is none, or it cannot be read."""
     try:
-        found: TrainingCard | None = read_json(folder / NAME, TrainingCard)
+        found: TrainingCard | None = read_json(path, TrainingCard)
         return found
     except (OSError, *DAMAGE):
         return None

@@ -15,7 +15,7 @@ from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES
 from specllama.models.loadable import check_loadable
 from specllama.store.rounds import package_versions
 from specllama.text import size
-from specllama.training.training_card import METADATA, TrainingCard, read_card_in
+from specllama.training.training_card import METADATA, NAME, TrainingCard, read_training_card
 
 LOCK = ".lock"
 _A_SIXTH, _WHOLE = 6, 1024  # words: of the vocabulary, in whole thousands
@@ -95,7 +95,10 @@ def begin(
     Raises:
         UsageError: the folder holds something else, or there is nothing to go on with.
     """
-    card, inside = read_card_in(folder), [one for one in folder.iterdir() if one.name != LOCK]
+    card, inside = (
+        read_training_card(folder / NAME),
+        [one for one in folder.iterdir() if one.name != LOCK],
+    )
     if inside and card is None and not (folder / "texts.jsonl").exists():
         raise UsageError(f"{folder} holds other files", "give another --folder")
     if fresh and inside:

@@ -19,7 +19,7 @@ from specllama.models.gguf import read_header
 from specllama.models.refs import bundled
 from specllama.paths import cache_dir
 from specllama.training import course
-from specllama.training.training_card import METADATA, beside, read_card_in
+from specllama.training.training_card import METADATA, NAME, beside, read_training_card
 
 DRIVER = Path(__file__).parent.parent / "support" / "training_fakes.py"
 
@@ -84,15 +84,20 @@ def test_a_head_is_trained_and_found_by_its_name(
     assert not list(target.parent.glob("*.part"))
 
 
-def test_the_same_command_goes_on(target: Path, works: list[FakeWork]) -> None:
+def test_the_same_command_goes_on(
+    target: Path, works: list[FakeWork], capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = ["train-draft", str(target), "--minutes", "2"]
     assert invoke(arguments) == 0
     assert invoke([*arguments, "--resume"]) == 0
-    card = read_card_in(folder_of(target))
+    card = read_training_card(folder_of(target) / NAME)
     assert card is not None
     assert 230 < card.spent_s < 240
     assert works[1].written > works[0].written
-    assert "measure" not in works[1].called
+    assert invoke(["pair", str(target)]) == 0
+    told = capsys.readouterr().err
+    assert "eagle3-some-q4_0.gguf, trained for 4 min: right guesses: first " in told
+    assert "1.30× plain decoding is expected" in told
 
 
 def test_fresh_begins_anew(
@@ -105,7 +110,7 @@ def test_fresh_begins_anew(
     assert invoke([*arguments, "--fresh"]) == 2  # nobody to ask
     assert "add -y" in capsys.readouterr().err
     assert invoke([*arguments, "--fresh", "-y", "--words", "300"]) == 0
-    card = read_card_in(folder_of(target))
+    card = read_training_card(folder_of(target) / NAME)
     assert card is not None
     assert card.spent_s < 130
     assert card.words == 300
@@ -205,7 +210,7 @@ class Running:
     def wait_for_training(self, spent_s: float) -> None:
         end = time.monotonic() + 60
         while time.monotonic() < end:
-            card = read_card_in(self.folder)
+            card = read_training_card(self.folder / NAME)
             if card is not None and card.spent_s > spent_s:
                 return
             time.sleep(0.02)
@@ -221,7 +226,7 @@ def test_a_killed_training_goes_on_and_another_one_waits(
         running.wait_for_training(spent + 0.5)
         began = time.monotonic()
         running.end(signal.SIGKILL)
-        card = read_card_in(running.folder)
+        card = read_training_card(running.folder / NAME)
         assert card is not None
         assert card.written >= written
         assert card.spent_s > spent
@@ -238,7 +243,7 @@ def test_ctrl_c_keeps_what_is_there(target: Path) -> None:
     assert running.process.returncode == 130
     assert f"to go on: specllama train-draft {target} --minutes 10" in told
     assert "Traceback" not in told
-    card = read_card_in(running.folder)
+    card = read_training_card(running.folder / NAME)
     assert card is not None
     assert card.best is not None
     assert own_heads(read_header(target))

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eagle_files import write_eagle3
+
 from specllama.training.course import Amounts, Over
 from specllama.training.training_card import METADATA, Milestone, TrainingCard
 
@@ -113,12 +115,11 @@ class FakeWork:
         return Milestone(0, self.trained, 3.0, right, 1 + (self.best - 1) * learned)
 
     def export(self, path: Path, card: TrainingCard) -> None:
-        from specllama.models.gguf_writer import write_gguf
-
         assert card.best is not None
         self.exported.append(card.best.per_pass)
-        about = {"general.architecture": "eagle3", METADATA: card.encoded().decode()}
-        write_gguf(path, about, {})
+        part = path.with_name(path.name + ".part")
+        write_eagle3(part, layers=(2, 4, 5), keys={METADATA: card.encoded().decode()})
+        part.replace(path)
 
     def held_out(self, n: int) -> Sequence[FakeReply]:
         return [FakeReply()] * n

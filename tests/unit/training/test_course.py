@@ -8,7 +8,7 @@ from training_fakes import Clock, FakeWork
 
 from specllama.training.course import SAVE_S, Course
 from specllama.training.timetable import FIRST_S, LONGEST_S, cycle_s, outlook, writing_share
-from specllama.training.training_card import NAME, TrainingCard, beside, read_card_in
+from specllama.training.training_card import NAME, TrainingCard, beside, read_training_card
 
 
 class Told:
@@ -17,7 +17,7 @@ class Told:
     def __init__(self, folder: Path, seconds: float, *, best: float = 2.0) -> None:
         self.clock, self.folder = Clock(), folder
         self.work = FakeWork(self.clock.pass_by, best=best)
-        self.card = read_card_in(folder) or TrainingCard("t.gguf", "abc")
+        self.card = read_training_card(folder / NAME) or TrainingCard("t.gguf", "abc")
         self.out, self.news = folder / "eagle3-t.gguf", list[str]()
         self.stop_at: Callable[[], bool] = lambda: False
         self.course = Course(
@@ -113,7 +113,7 @@ def test_a_phase_that_fails_leaves_its_card(tmp_path: Path) -> None:
     told.work._pass_by = fails
     with pytest.raises(OSError, match="full"):
         told.course.run()
-    kept = read_card_in(tmp_path)
+    kept = read_training_card(tmp_path / NAME)
     assert kept is not None
     assert kept.spent_s > spent
 
@@ -126,7 +126,7 @@ def test_the_card_is_never_old(tmp_path: Path) -> None:
 
     def looks(seconds: float) -> None:
         told.clock.pass_by(seconds)
-        kept = read_card_in(tmp_path)
+        kept = read_training_card(tmp_path / NAME)
         assert kept is not None
         ages.append(told.card.spent_s - kept.spent_s)
 
@@ -173,5 +173,5 @@ def test_a_head_that_was_removed_is_written_again(tmp_path: Path) -> None:
 
 def test_a_damaged_card_is_none(tmp_path: Path) -> None:
     (tmp_path / NAME).write_text('{"target": 3')
-    assert read_card_in(tmp_path) is None
-    assert read_card_in(tmp_path / "nowhere") is None
+    assert read_training_card(tmp_path / NAME) is None
+    assert read_training_card(tmp_path / "nowhere") is None
