@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 TOP = 64  # tokens of a law that are kept
 KEPT = 256  # tokens of a prompt, its last ones
+PARTS = ("tokens", "inputs", "final", "top_ids", "top_p")  # arrays of ``Features``
 _ROWS = 256  # of a pass; its logits take at most _LOGITS bytes
 _LOGITS = 64 << 20
 _LEAST_ROWS = 32
@@ -71,8 +72,7 @@ class Features:
 
     @property
     def n_bytes(self) -> int:
-        parts = (self.tokens, self.inputs, self.final, self.top_ids, self.top_p)
-        return sum(part.nbytes for part in parts)
+        return sum(getattr(self, part).nbytes for part in PARTS)
 
 
 def layers_read(header: GgufHeader) -> tuple[int, int, int]:

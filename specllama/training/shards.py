@@ -14,14 +14,15 @@ import random
 import re
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from specllama.errors import StoreError
 from specllama.paths import private_folder, replace_file
-from specllama.training.features import Features
+from specllama.training.features import PARTS, Features
 
 logger = logging.getLogger("specllama.training.shards")
 
@@ -37,14 +38,6 @@ class _Shard:
     ids: tuple[str, ...]
     n_bytes: int
     tokens: int
-
-
-@dataclass(slots=True)
-class _Unwritten:
-    """Features of one side that wait to be written."""
-
-    features: list[Features] = field(default_factory=list)
-    n_bytes: int = 0
 
 
 class Shards:
@@ -63,7 +56,7 @@ class Shards:
         self._folder, self.most_bytes = folder, most_bytes
         self._shard_bytes = min(shard_bytes, most_bytes // _SHARES)
         self._shards: dict[bool, list[_Shard]] = {False: [], True: []}
-        self._open = {False: _Unwritten(), True: _Unwritten()}
+        self._waiting: dict[bool, list[Features]] = {False: [], True: []}  # to be written
         self._number = 0
         try:
             private_folder(folder)
@@ -102,12 +95,12 @@ class Shards:
 
     def tokens(self, held_out: bool) -> int:
         """Count the tokens of one side whose features are at hand."""
-        waiting = sum(len(one.tokens) for one in self._open[held_out].features)
+        waiting = sum(len(one.tokens) for one in self._waiting[held_out])
         return waiting + sum(one.tokens for one in self._shards[held_out])
 
     def ids(self, held_out: bool) -> set[str]:
         """Return the ids of the replies whose features are at hand, not yet written ones too."""
-        waiting = {one.id for one in self._open[held_out].features}
+        waiting = {one.id for one in self._waiting[held_out]}
         return waiting.union(*(one.ids for one in self._shards[held_out]))
 
     # -- writing --
@@ -118,10 +111,9 @@ class Shards:
         Raises:
             StoreError: they cannot be written.
         """
-        waiting = self._open[held_out]
-        waiting.features.append(features)
-        waiting.n_bytes += features.n_bytes
-        if waiting.n_bytes >= self._shard_bytes:
+        waiting = self._waiting[held_out]
+        waiting.append(features)
+        if sum(one.n_bytes for one in waiting) >= self._shard_bytes:
             self._write(held_out)
 
     def flush(self) -> None:
@@ -130,34 +122,29 @@ class Shards:
         Raises:
             StoreError: it cannot be written.
         """
-        for held_out in self._open:
+        for held_out in self._waiting:
             self._write(held_out)
 
     def _write(self, held_out: bool) -> None:
-        features = self._open[held_out].features
+        features = self._waiting[held_out]
         if not features:
             return
         path = self._folder / f"{'held' if held_out else 'shard'}-{self._number:06}.npz"
         buffer = io.BytesIO()
-        np.savez(
-            buffer,
-            id=np.array([one.id for one in features]),
-            kind=np.array([one.kind for one in features]),
-            n=np.array([len(one.tokens) for one in features]),
-            reply_from=np.array([one.reply_from for one in features]),
-            tokens=np.concatenate([one.tokens for one in features]),
-            inputs=np.concatenate([one.inputs for one in features]),
-            final=np.concatenate([one.final for one in features]),
-            top_ids=np.concatenate([one.top_ids for one in features]),
-            top_p=np.concatenate([one.top_p for one in features]),
-        )
+        arrays: dict[str, Any] = {
+            name: np.concatenate([getattr(one, name) for one in features]) for name in PARTS
+        }
+        for name in ("id", "kind", "reply_from"):
+            arrays[name] = np.array([getattr(one, name) for one in features])
+        arrays["n"] = np.array([len(one.tokens) for one in features])
+        np.savez(buffer, **arrays)
         data = buffer.getbuffer()
         self._bound(len(data))
         try:
             replace_file(path, data)
         except OSError as error:
             raise _refused(self._folder, error) from None
-        self._open[held_out] = _Unwritten()
+        self._waiting[held_out] = []
         self._number += 1
         ids, tokens = tuple(one.id for one in features), sum(len(one.tokens) for one in features)
         self._shards[held_out].append(_Shard(path, ids, len(data), tokens))
@@ -184,7 +171,7 @@ class Shards:
             if order is not None:
                 order.shuffle(found)
             yield from found
-        yield from list(self._open[held_out].features)
+        yield from list(self._waiting[held_out])
 
     def _load(self, path: Path) -> list[Features]:
         """Read a shard; a damaged one is removed and gives nothing."""
@@ -195,12 +182,8 @@ class Shards:
             cuts = [slice(end - n, end) for n, end in zip(part["n"], ends, strict=True)]
             return [
                 Features(
-                    tokens=part["tokens"][cut],
+                    **{name: part[name][cut] for name in PARTS},
                     reply_from=int(part["reply_from"][i]),
-                    inputs=part["inputs"][cut],
-                    final=part["final"][cut],
-                    top_ids=part["top_ids"][cut],
-                    top_p=part["top_p"][cut],
                     id=str(part["id"][i]),
                     kind=str(part["kind"][i]),
                 )

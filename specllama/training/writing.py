@@ -9,6 +9,7 @@ not be read again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from specllama.backend.base import Lane, Part
@@ -21,6 +22,7 @@ from specllama.training.features import Features, Gathering, Teacher
 from specllama.training.questions import Exercise
 
 LONGEST = 256  # tokens of a reply
+LEAST_CUT = 32  # of one that is cut by the end of the writing
 
 
 @dataclass(slots=True)
@@ -67,8 +69,8 @@ class Writer:
     def write(
         self, asked: Iterable[Exercise], until: Callable[[], bool]
     ) -> Iterator[tuple[Sample, Features]]:
-        """Yield replies as they end, until ``asked`` ends or ``until`` returns true; replies that
-        are not finished then are given up.
+        """Yield replies as they end, until ``asked`` ends or ``until`` returns true. What has been
+        written of others by then is kept, but for short beginnings.
 
         Prompts that are too long are passed over.
 
@@ -77,18 +79,21 @@ class Writer:
         """
         waiting, running = iter(asked), list[_Writing]()
         try:
-            while not until():
-                while len(running) < self._lanes and (one := self._next(waiting)) is not None:
-                    running.append(one)
-                if not running:
-                    return
-                self._pass(running)
-                for one in [one for one in running if one.over and not one.ahead]:
+            with suppress(Cancelled):
+                while not until():
+                    while len(running) < self._lanes and (one := self._next(waiting)) is not None:
+                        running.append(one)
+                    if not running:
+                        return
+                    self._pass(running)
+                    for one in [one for one in running if one.over and not one.ahead]:
+                        yield one.sample, one.gathering.features(one.sample)
+                        running.remove(one)
+                        one.lane.close()
+            for one in running:
+                if (read := len(one.reply) - len(one.ahead)) >= LEAST_CUT:
+                    del one.reply[read:]
                     yield one.sample, one.gathering.features(one.sample)
-                    running.remove(one)
-                    one.lane.close()
-        except Cancelled:
-            return
         finally:
             for one in running:
                 one.lane.close()

@@ -15,17 +15,30 @@ from specllama.cancel import Cancel
 from specllama.interface import Message
 from specllama.settings.params import GenerateParams, SamplingParams
 from specllama.training.corpus import Sample
-from specllama.training.features import KEPT, TOP, FeatureReader, Features, LawReader, Teacher
+from specllama.training.features import (
+    KEPT,
+    PARTS,
+    TOP,
+    FeatureReader,
+    Features,
+    LawReader,
+    Teacher,
+)
 from specllama.training.questions import Exercise
-from specllama.training.writing import Writer
+from specllama.training.writing import LEAST_CUT, Writer
 
 V = 96
 TABLE = FakeTable(V, seed=3, sharpness=2.0, eog_bias=2.0)
 LONGEST = 40
 
 
-def teacher(lanes: int = 3, n_ctx: int = 1200, stop: Cancel | None = None) -> Teacher:
-    pool = FakePool(TABLE, n_ctx=n_ctx, lanes=lanes, max_rows=64, n_batch=64, stop=stop)
+ENDLESS = FakeTable(V, seed=3, sharpness=2.0, eog_bias=-20.0)
+
+
+def teacher(
+    lanes: int = 3, n_ctx: int = 1200, stop: Cancel | None = None, table: FakeTable = TABLE
+) -> Teacher:
+    pool = FakePool(table, n_ctx=n_ctx, lanes=lanes, max_rows=64, n_batch=64, stop=stop)
     opened = OpenedPair(Opened(pool, FakeVocab(V), fake_model(n_ctx, V)))
     return Teacher(opened, (1, 2, 3), lanes)
 
@@ -77,9 +90,8 @@ def test_neither_texts_nor_features_depend_on_the_number_of_lanes(lanes: int) ->
 
 
 def alike(a: Features, b: Features) -> bool:
-    names = ("tokens", "inputs", "final", "top_ids", "top_p")
     return (a.reply_from, a.id, a.kind) == (b.reply_from, b.id, b.kind) and all(
-        np.array_equal(getattr(a, name), getattr(b, name)) for name in names
+        np.array_equal(getattr(a, part), getattr(b, part)) for part in PARTS
     )
 
 
@@ -147,6 +159,31 @@ def test_writing_stops_when_it_is_asked_to_and_the_lanes_are_free_again() -> Non
     assert 0 < len(found) < 30
     lanes = [one.open_lane() for _ in range(one.lanes)]
     assert len(lanes) == 3
+
+
+@pytest.mark.parametrize("way", ["asked", "cancelled"])
+def test_what_was_written_of_a_reply_is_kept_when_the_writing_ends(way: str) -> None:
+    whole = {s.id: s for s, _ in Writer(teacher(table=ENDLESS), 200).write(exercises(), never)}
+    stop, passes = Cancel(), 0
+
+    def until() -> bool:
+        nonlocal passes
+        passes += 1
+        if passes > LEAST_CUT + 20 and way == "cancelled":
+            stop.set()
+        return passes > LEAST_CUT + 20 and way == "asked"
+
+    found = list(Writer(teacher(stop=stop, table=ENDLESS), 200).write(exercises(), until))
+    cut = [(s, f) for s, f in found if s != whole[s.id]]
+    assert cut
+    for sample, features in cut:
+        n = len(sample.reply)
+        assert LEAST_CUT <= n < len(whole[sample.id].reply)
+        assert sample.reply == whole[sample.id].reply[:n]
+        assert features.tokens.tolist() == [*sample.prompt, *sample.reply]
+        assert all(len(getattr(features, part)) == len(features.tokens) for part in PARTS)
+        [again] = FeatureReader(teacher(table=ENDLESS)).read([sample])
+        assert alike(features, again)
 
 
 def test_a_caller_that_leaves_frees_the_lanes_too() -> None:
