@@ -128,8 +128,8 @@ def new_head(target: Tiny, hidden: int, packer: Packer, rows: int = 16) -> Eagle
     given = lesson(target, packer, rows)
     with torch.no_grad():
         embedded = target.token_embd(given.tokens)
-    states = given.features.float(), given.final.float()
-    seed_head(head, target.token_embd.weight, embedded, *states, given.judged)
+        states = given.features.float(), given.final.float()
+        seed_head(head, target.token_embd.weight, embedded, *states, given.judged)
     return head
 
 

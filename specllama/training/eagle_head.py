@@ -107,7 +107,10 @@ class EagleHead(nn.Module):  # type: ignore[misc]
                 draft from the window's place k - 1 on, if the place before the window is asked.
         """
         s, n = self.s, embedded.shape[1]
-        cos, sin = (t.to(embedded) for t in rope_tables(s.head_size, s.rope_base, n))
+        cos, sin = (
+            t.to(embedded.dtype).to(embedded.device)
+            for t in rope_tables(s.head_size, s.rope_base, n)
+        )
         token = self.attn_norm(embedded)
         state = self.fc(features * self.get_buffer("scale")).to(token.dtype)
         z = self.pair(token, state)
@@ -149,10 +152,8 @@ def shift(x: Tensor, by: int, dim: int = 2) -> Tensor:
     return torch.cat((torch.zeros_like(x.narrow(dim, 0, by)), x.narrow(dim, 0, n - by)), dim)
 
 
-def law_loss(
-    x: Tensor, matrix: Tensor, index: Tensor, p: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Return the cross-entropy with laws over some of all tokens, and the best row of each.
+def law_loss(x: Tensor, matrix: Tensor, index: Tensor, p: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the cross-entropy with laws over some of all tokens.
 
     The sum over rows of Σ p · -log q, where q is over the output's rows alone: a likely token
     without a row teaches nothing, and what it takes from the others' mass is lost.
@@ -162,7 +163,7 @@ def law_loss(
         index, p: [n, likeliest] rows of the output, and probabilities.
         dtype: in which the products are computed.
     """
-    found: tuple[Tensor, Tensor] = _LawLoss.apply(x, matrix, index, p, dtype)
+    found: Tensor = _LawLoss.apply(x, matrix, index, p, dtype)
     return found
 
 
@@ -172,20 +173,21 @@ class _LawLoss(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, matrix: Tensor, index: Tensor, p: Tensor, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Tensor:
         """See ``law_loss``."""
         learns, low = ctx.needs_input_grad[1], matrix.to(dtype)
-        found, best = x.new_zeros((), dtype=torch.float64), torch.empty_like(index[:, 0])
+        found = x.new_zeros(())
         grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
         grad_m = torch.zeros_like(matrix) if learns else None
-        for at in range(0, len(x), CHUNK):
-            part = slice(at, at + CHUNK)
+        chunk = CHUNK if x.device.type == "cpu" else 16 * CHUNK
+        for at in range(0, len(x), chunk):
+            part = slice(at, at + chunk)
             rows, laws = x[part].to(dtype), p[part]
             z = rows @ low.T
             q = z.softmax(-1)
-            top, best[part] = z.max(-1)
-            total = top.to(laws) - q.gather(1, best[part, None])[:, 0].to(laws).log()
-            found += (laws * (total[:, None] - z.gather(1, index[part]))).sum()
+            top, best = z.max(-1, keepdim=True)
+            total = top.to(laws) - q.gather(1, best).to(laws).log()
+            found += (laws * (total - z.gather(1, index[part]))).sum()
             if grad_x is None:
                 continue
             q *= laws.sum(-1, keepdim=True).to(dtype)
@@ -194,11 +196,10 @@ class _LawLoss(torch.autograd.Function):  # type: ignore[misc]
             if grad_m is not None:
                 grad_m += q.T @ rows
         ctx.save_for_backward(grad_x, grad_m)
-        ctx.mark_non_differentiable(best)
-        return found.to(x.dtype), best
+        return found
 
     @staticmethod
-    def backward(ctx: Any, by: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, by: Tensor) -> tuple[Tensor | None, ...]:
         """Scale the gradients that were found on the way."""
         grad_x, grad_m = ctx.saved_tensors
         return by * grad_x, None if grad_m is None else by * grad_m, None, None, None

@@ -46,7 +46,6 @@ def token_codes(h: Tensor, size: int, generator: torch.Generator) -> Tensor:
     return white @ mix[:, :size]
 
 
-@torch.no_grad()
 def seed_head(
     head: EagleHead,
     words: Tensor,
@@ -57,6 +56,7 @@ def seed_head(
     seed: int = 0,
 ) -> None:
     """Set the fusing matrix and attention of a new head; its feed-forward net still adds nothing.
+    Call it without gradients.
 
     Args:
         words: [tokens, width] embeddings of usual tokens.

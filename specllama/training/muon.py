@@ -12,9 +12,12 @@ class Muon(torch.optim.Optimizer):  # type: ignore[misc]
     def __init__(self, params: list[Tensor], lr: float, decay: float = 0.05) -> None:
         super().__init__(params, {"lr": lr, "decay": decay})
 
-    @torch.no_grad()
     def step(self, closure: None = None) -> None:
         """Make one update."""
+        with torch.no_grad():
+            self._update()
+
+    def _update(self) -> None:
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state[p]

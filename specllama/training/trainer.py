@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,13 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specllama.arrays import IntArray
-from specllama.errors import SpecllamaError
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_writer import Value
 from specllama.training.acceptance import Acceptance
 from specllama.training.eagle_head import EagleHead, HeadShape, law_loss
 from specllama.training.head_file import write_head
 from specllama.training.head_seed import seed_head
+from specllama.training.kept_training import fit_words, read_kept, write_kept
 from specllama.training.lessons import Lesson, TargetFacts
 from specllama.training.muon import Muon
 
@@ -99,7 +98,7 @@ class Trainer:
     """A head in training, kept in a file.
 
     Args:
-        words: the tokens that the head may guess, ascending; where the file exists, its own.
+        words: the tokens that the head may guess, ascending; others than before change its rows.
         layers: of the target, whose inputs are read.
         features, held_out: give all texts from the start; there may be more the next time.
         kept: the file of the training, which goes on where it was left.
@@ -125,9 +124,8 @@ class Trainer:
         self.figures, self.stalled = Figures(), False
         self.best: dict[str, Tensor] = {}
         self._features, self._held_out = features, held_out
-        found = self._read(header) if kept.exists() else {}
-        if found:
-            words, layers = found["words"].numpy(), found["layers"]
+        found = read_kept(kept, header)
+        layers = found.get("layers", layers)
         self.layers = tuple(layers)
         self.target = TargetFacts(header, words)
         torch.manual_seed(self.plan.seed)
@@ -147,6 +145,7 @@ class Trainer:
         )
         self._half = found["half"] if found else half_pays(self.device)
         if found:
+            fit_words(found, self.target)
             self._restore(found)
 
     # -- training ----------------------------------------------------------------------------------
@@ -233,7 +232,7 @@ class Trainer:
                 if not len(h):
                     continue
                 x = self.head.output_norm(h)
-                loss, _ = law_loss(x, self.head.output.weight, index[at], p[at], self._dtype)
+                loss = law_loss(x, self.head.output.weight, index[at], p[at], self._dtype)
                 loss = loss / len(h)
                 if k == 0:
                     firsts = float(loss.detach())
@@ -292,11 +291,11 @@ class Trainer:
             head.get_buffer("scale").copy_(1 / spread.clamp(min=1e-6 * float(spread.max())))
             head.output.weight.copy_(self.target.output())
             head.output_norm.weight.copy_(self.target.norm)
-        seed_head(head, self.target.embed(self.target.words), *given[:4], self.plan.seed)
+            words = self.target.embed(self.target.words)
+            seed_head(head, words, *given[:4], self.plan.seed)
         head.to(self.device)
         self.average.load_state_dict(head.state_dict())
 
-    @torch.no_grad()
     def _measure(self) -> None:
         """Measure the average of the weights in held-out texts; keep it if it is the best."""
         found = self.measure(self.average)
@@ -374,7 +373,7 @@ class Trainer:
     # -- the file ----------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write the file beside and rename it.
+        """Write the file, whole or not at all.
 
         Raises:
             SpecllamaError: it cannot be written.
@@ -393,31 +392,7 @@ class Trainer:
             "muon": self._muon.state_dict(),
             "adam": self._adam.state_dict(),
         }
-        part = self.kept.with_name(self.kept.name + ".part")
-        try:
-            with part.open("wb") as file:
-                torch.save(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(self.kept)
-        except OSError as error:
-            part.unlink(missing_ok=True)
-            raise SpecllamaError(f"cannot write {self.kept}: {error.strerror or error}") from None
-
-    def _read(self, header: GgufHeader) -> Mapping[str, Any]:
-        try:
-            found: dict[str, Any] = torch.load(self.kept, map_location="cpu", weights_only=True)
-            of = found["target"]
-        except Exception as error:  # torch has no type of its own for damage
-            raise SpecllamaError(
-                f"{self.kept} is damaged ({error})", "delete it to train a new head"
-            ) from None
-        if of != header.fingerprint:
-            raise SpecllamaError(
-                f"{self.kept} belongs to another target than {header.path.name}",
-                "give another --folder, or the target that it belongs to",
-            )
-        return found
+        write_kept(self.kept, state)
 
     def _restore(self, found: Mapping[str, Any]) -> None:
         self.head.load_state_dict(found["head"])
@@ -474,4 +449,4 @@ def half_pays(device: torch.device) -> bool:
         for _ in range(3):
             a @ b
         took.append(time.perf_counter() - begin)
-    return took[1] < 0.8 * took[0]
+    return bool(took[1] < 0.8 * took[0])

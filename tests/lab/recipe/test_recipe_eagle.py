@@ -61,7 +61,8 @@ def test_a_lesson_holds_what_the_target_says(given: tuple[Tiny, Lesson]) -> None
 def seed(head: EagleHead, target: Tiny, told: Lesson) -> None:
     embedded = target.token_embd(told.tokens)
     states = told.features.float(), told.final.float()
-    seed_head(head, target.token_embd.weight, embedded, *states, told.judged)
+    with torch.no_grad():
+        seed_head(head, target.token_embd.weight, embedded, *states, told.judged)
 
 
 def test_a_new_head_sees_its_own_token_and_what_followed_it_earlier(

@@ -163,7 +163,7 @@ def test_passes_are_counted_as_chains_are_accepted() -> None:
 def test_a_training_goes_on_where_its_file_was_left(header: GgufHeader, tmp_path: Path) -> None:
     one = trainer(header, tmp_path, SHORT)
     figures(one, 14)
-    again = trainer(header, tmp_path, SHORT, np.arange(5, dtype=np.int32))
+    again = trainer(header, tmp_path, SHORT)
     assert again.figures == one.figures
     assert again.figures.step == 14
     for name, weight in one.head.state_dict().items():
@@ -175,6 +175,20 @@ def test_a_training_goes_on_where_its_file_was_left(header: GgufHeader, tmp_path
     for name, weight in one.head.state_dict().items():
         assert (again.head.state_dict()[name] == weight).all(), name
         assert (third.average.state_dict()[name] == one.average.state_dict()[name]).all(), name
+
+
+def test_other_words_have_the_targets_rows_and_those_that_stay_their_own(
+    header: GgufHeader, tmp_path: Path
+) -> None:
+    one = trainer(header, tmp_path, SHORT, np.arange(0, 80, dtype=np.int32))
+    figures(one, 14)
+    again = trainer(header, tmp_path, SHORT, np.arange(40, 96, dtype=np.int32))
+    rows, kept = again.head.output.weight, one.head.output.weight
+    assert (rows[:40] == kept[40:]).all()
+    assert (rows[40:] == again.target.output()[40:]).all()
+    assert (rows[:40] != again.target.output()[:40]).any()
+    assert again.judge_again().right != one.figures.right
+    assert figures(again, 3)[-1].step == 17
 
 
 def test_a_damaged_file_and_one_of_another_target_are_refused(

@@ -1,0 +1,81 @@
+"""The file of a training that goes on: weights, optimizers, dice and figures."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specllama.errors import SpecllamaError
+from specllama.models.gguf import GgufHeader
+from specllama.training.lessons import TargetFacts
+
+OUTPUT = "output.weight"
+
+
+def write_kept(path: Path, state: dict[str, Any]) -> None:
+    """Write the file beside and rename it.
+
+    Raises:
+        SpecllamaError: it cannot be written.
+    """
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except (OSError, RuntimeError) as error:  # the second one is torch's, of a full disk
+        part.unlink(missing_ok=True)
+        why = getattr(error, "strerror", None) or error
+        raise SpecllamaError(f"cannot write {path}: {why}", "free some room") from None
+
+
+def read_kept(path: Path, header: GgufHeader) -> dict[str, Any]:
+    """Read the file of a target's training; {} if there is none.
+
+    Raises:
+        SpecllamaError: it is damaged, or another target's.
+    """
+    if not path.exists():
+        return {}
+    try:
+        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        of = found["target"]
+    except Exception as error:  # torch has no type of its own for damage
+        why = str(error).partition("\n")[0]
+        raise SpecllamaError(
+            f"{path} is damaged ({why})", "delete it to train a new head"
+        ) from None
+    if of != header.fingerprint:
+        raise SpecllamaError(
+            f"{path} belongs to another target than {header.path.name}",
+            "give another --folder, or the target that it belongs to",
+        )
+    return found
+
+
+def fit_words(found: dict[str, Any], target: TargetFacts) -> None:
+    """Give what a file held the words of ``target``: new ones have the target's own rows."""
+    before = found["words"].numpy()
+    if np.array_equal(before, target.words):
+        return
+    _, there, here = np.intersect1d(before, target.words, return_indices=True)
+
+    def moved(rows: Tensor, start: Tensor) -> Tensor:
+        start = start.to(rows.dtype)
+        start[here] = rows[there]
+        return start
+
+    for weights in (found["head"], found["average"], found["best"]):
+        if weights:
+            weights[OUTPUT] = moved(weights[OUTPUT], target.output())
+    for moments in found["adam"]["state"].values():
+        for name in ("exp_avg", "exp_avg_sq"):
+            if moments[name].ndim == 2:
+                moments[name] = moved(moments[name], torch.zeros(len(target.words), target.width))
