@@ -133,12 +133,16 @@ def command(
         )
         run = _Run(header, folder, out, card, asked, yes or not output.all_terminals(), as_json)
         try:
-            why = run.train(options)
+            why, code = run.train(options)
         except BaseException:
             if card.spent_s:
                 diagnostics.note(f"what was learned is kept in {folder}; to go on: {_again()}")
             raise
         _tell(run, target, why)
+    if code:
+        raise signals.Interrupted(code)
+    if card.best is None:
+        raise SpecllamaError("no head was made: the time was too short", "give more --minutes")
 
 
 def _sure(what: str, yes: bool) -> None:
@@ -164,13 +168,14 @@ class _Run:
     sure: bool
     as_json: bool
 
-    def train(self, options: EngineOptions) -> Why:
-        """Train, then look at the head; return why it ended."""
+    def train(self, options: EngineOptions) -> tuple[Why, int]:
+        """Train, then look at the head; return why it ended, and the exit code of a signal."""
+        from specllama.training import training_folder
         from specllama.training.course import Course
         from specllama.training.phases import open_work
 
         stop, shown, asked = Event(), _Shown(self.as_json), self.asked
-        disk = int(asked["disk"] * 1e9)
+        disk = training_folder.room(self.folder, int(asked["disk"] * 1e9))
         work, without = open_work(
             self.target,
             self.folder,
@@ -191,14 +196,14 @@ class _Run:
             stopped=stop.is_set,
             tell=shown.tell,
         )
-        with signals.stop_on_signals(stop), shown:
+        with signals.stop_on_signals(stop) as received, shown:
             course.measure()
             if not stop.is_set():
                 self._agree(course, shown, disk)
             why = course.run()
             shown.close()
             self._look(work, course, options)
-        return why
+        return why, (*received, 0)[0]
 
     def _look(self, work: TargetPhases, course: Course, options: EngineOptions) -> None:
         """Load the head that was written, and see if it pays here."""
@@ -206,6 +211,8 @@ class _Run:
 
         if (best := self.card.best) is None:
             return
+        if not self.as_json:
+            diagnostics.note("loading the head, to see what its steps cost here")
         prompts = [one.prompt for one in work.held_out(_TIMED)]
         found = payback(self.target.path, self.out, prompts, best.survival, options)
         self.card.pays = "" if found is None else found.words
@@ -318,14 +325,10 @@ def _tell(run: _Run, target: str, why: Why) -> None:
     }
     diagnostics.note(f"{ends[why]}; to go on: {_again()}")
     if card.best is None:
-        if why == "stopped":
-            raise signals.Interrupted
-        raise SpecllamaError("no head was made: the time was too short", "give more --minutes")
+        return
     if not run.as_json:
         output.line(f"{run.out}: {size(run.out.stat().st_size)}, after {minutes:.0f} min in all")
         output.line(f"in replies that it did not learn from: {card.best.words}")
         output.line(card.pays or "too little was drafted to tell if it pays on this machine")
     head = "" if run.out in own_heads(run.target) else f" --head {run.out}"
     diagnostics.note(f'next: specllama run -m {target}{head} --proposer {card.kind} "Hello"')
-    if why == "stopped":
-        raise signals.Interrupted

@@ -163,6 +163,7 @@ def open_work(
         lists.append(chats := asking.of_chats())
         sources.append(f"{len(chats):,} questions of own chats")
     questions = sum(lists, asking.shipped())
-    card.sources = [f"{len(asking.shipped()):,} questions of the list that ships", *sources]
+    shipped = f"{len(asking.shipped()):,} questions of the list that ships"
+    card.sources = list(dict.fromkeys([shipped, *card.sources, *sources]))
     work = TargetPhases(target, folder, card, questions, disk, threads)
     return work, without

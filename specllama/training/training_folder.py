@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from specllama import paths
-from specllama.errors import PairIncompatible, UsageError
+from specllama.errors import PairIncompatible, SpecllamaError, UsageError
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES
 from specllama.models.loadable import check_loadable
@@ -18,6 +19,7 @@ from specllama.text import size
 from specllama.training.training_card import METADATA, NAME, TrainingCard, read_training_card
 
 LOCK = ".lock"
+_OF_FREE, _LEAST = 0.9, 64 << 20  # bytes
 _A_SIXTH, _WHOLE = 6, 1024  # words: of the vocabulary, in whole thousands
 
 
@@ -73,6 +75,21 @@ def held(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def room(folder: Path, asked: int) -> int:
+    """Return the bytes that a folder may hold: as many as were asked for, if the disk has them.
+
+    Raises:
+        SpecllamaError: the disk is full.
+    """
+    free = shutil.disk_usage(folder).free + sum(map(_bytes, folder.iterdir()))
+    most = min(asked, int(_OF_FREE * free))
+    if most < _LEAST:
+        raise SpecllamaError(
+            f"{size(most)} may be kept in {folder}, which is too little", "free some room"
+        )
+    return most
 
 
 def begin(
