@@ -124,12 +124,18 @@ def command(
     header = read_header(refs.resolve(target))
     training_folder.require_trainable(header)
     out = out or own_place(header, kind)
-    training_folder.require_own(out)
+    there = training_folder.head_there(out, header)
     folder = folder or training_folder.usual(header)
     options = resolve({"threads": threads}).engine_options()
     with training_folder.held(folder):
         card = training_folder.begin(
-            folder, header, asked, fresh=fresh, resume=resume, sure=lambda what: _sure(what, yes)
+            folder,
+            header,
+            asked,
+            there,
+            fresh=fresh,
+            resume=resume,
+            sure=lambda what: _sure(what, yes),
         )
         run = _Run(header, folder, out, card, asked, yes or not output.all_terminals(), as_json)
         try:
@@ -207,12 +213,18 @@ class _Run:
 
     def _look(self, work: TargetPhases, course: Course, options: EngineOptions) -> None:
         """Load the head that was written, and see if it pays here."""
+        from specllama.backend.cores import crowded
         from specllama.bench.payback import payback
 
         if (best := self.card.best) is None:
             return
         if not self.as_json:
             diagnostics.note("loading the head, to see what its steps cost here")
+        if crowded():
+            diagnostics.warn(
+                "other programs need the processors: what the head brings is told from times that "
+                "are not those of this machine"
+            )
         prompts = [one.prompt for one in work.held_out(_TIMED)]
         found = payback(self.target.path, self.out, prompts, best.survival, options)
         self.card.pays = "" if found is None else found.words

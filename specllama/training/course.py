@@ -120,8 +120,6 @@ class Course:
         self._stopped, self._tell, self._clock = stopped, tell, clock
         self._began_s = card.spent_s
         self._moved = self._saved = clock()
-        if not out.exists():
-            card.best = None  # nothing that a better one has to beat
 
     @property
     def done_s(self) -> float:
@@ -237,7 +235,7 @@ class Course:
         card.latest = found = replace(found, minutes=card.spent_s / 60)
         if card.best is None or found.per_pass > card.best.per_pass:
             self._pass_time()
-            card.best = found
+            card.best, card.own = found, True
             self._work.export(self._out, card)
             card.save(beside(self._out))
         self._save()

@@ -107,7 +107,7 @@ class TargetPhases:
             plan=Plan(seed=self._card.seed),
         )
 
-        if (best := self._card.best) is not None:
+        if (best := self._card.best) is not None and self._card.own:
             found = trainer.judge_again()
             self._card.best = replace(best, right=found.right, per_pass=found.per_pass)
 

@@ -65,7 +65,8 @@ class TrainingCard:
         trained: tokens seen in training, each as often as it was.
         seconds: of each phase, in all runs. memory: bytes of the process, at most.
         course: figures at the end of each cycle.
-        best: figures of the head that was written. latest: those of the training.
+        best: figures of the head that was written; ``own``: by this training. latest: those of
+            the training.
         pays: words on what it brings on this machine.
     """
 
@@ -83,6 +84,7 @@ class TrainingCard:
     memory: int = 0
     course: list[Milestone] = field(default_factory=list)
     best: Milestone | None = None
+    own: bool = False
     latest: Milestone | None = None
     pays: str = ""
     versions: dict[str, str] = field(default_factory=dict)

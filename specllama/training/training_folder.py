@@ -9,14 +9,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from specllama import paths
 from specllama.errors import PairIncompatible, SpecllamaError, UsageError
+from specllama.files import DAMAGE
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES
 from specllama.models.loadable import check_loadable
 from specllama.store.rounds import package_versions
 from specllama.text import size
-from specllama.training.training_card import METADATA, NAME, TrainingCard, read_training_card
+from specllama.training.training_card import (
+    METADATA,
+    NAME,
+    Milestone,
+    TrainingCard,
+    read_training_card,
+)
 
 LOCK = ".lock"
 _OF_FREE, _LEAST = 0.9, 64 << 20  # bytes
@@ -38,16 +47,25 @@ def require_trainable(target: GgufHeader) -> None:
         )
 
 
-def require_own(out: Path) -> None:
-    """Check that a file may be written, over one that was made so before at most.
+def head_there(out: Path, target: GgufHeader) -> Milestone | None:
+    """Return the figures of the head that is there and that a better one may replace.
 
     Raises:
         UsageError: something else is there, or the folder cannot be written to.
     """
-    if out.exists() and (not out.is_file() or METADATA not in read_header(out).metadata):
-        raise UsageError(f"{out} exists, and train-draft did not make it", "give another OUT")
     if why := paths.barred(out.parent):
         raise UsageError(f"{out} cannot be written: {why}", "give another OUT")
+    if not out.exists():
+        return None
+    try:
+        made = msgspec.json.decode(read_header(out).text(METADATA) or "", type=TrainingCard)
+    except (SpecllamaError, *DAMAGE):
+        raise UsageError(
+            f"{out} exists, and train-draft did not make it", "give another OUT"
+        ) from None
+    if made.fingerprint != target.fingerprint:
+        raise UsageError(f"{out} is a head of another file, {made.target}", "give another OUT")
+    return made.best
 
 
 def usual(target: GgufHeader) -> Path:
@@ -96,6 +114,7 @@ def begin(
     folder: Path,
     target: GgufHeader,
     asked: Mapping[str, Any],
+    there: Milestone | None,
     *,
     fresh: bool,
     resume: bool,
@@ -105,6 +124,7 @@ def begin(
 
     Args:
         asked: ``words``, ``seed`` as they were given.
+        there: figures of the head that better ones replace, also if it is of another training.
         fresh: delete the former one.
         resume: there has to be one.
         sure: asks before something is deleted; raises to keep it.
@@ -132,6 +152,7 @@ def begin(
             target.fingerprint,
             seed=asked["seed"],
             words=min(words, target.vocab_size),
+            best=there,
             versions=package_versions(),
         )
     if card.fingerprint != target.fingerprint:
@@ -143,6 +164,8 @@ def begin(
         raise UsageError(
             f"the head in {folder} guesses {card.words:,} words", "--fresh begins anew"
         )
+    if there is None or card.best is None or there.tokens != card.best.tokens:
+        card.best, card.own = there, False
     return card
 
 

@@ -171,6 +171,23 @@ def test_what_cannot_be_trained_is_one_sentence(
     assert [one.name for one in mine.iterdir() if one.name != ".lock"] == ["letter.txt"]
 
 
+def test_a_better_head_of_an_earlier_training_stays(
+    target: Path, works: list[FakeWork], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train-draft", str(target), "--minutes", "4"]
+    assert invoke(arguments) == 0
+    head = own_heads(read_header(target))[0]
+    better, card = head.read_bytes(), json.loads(beside(head).read_text())
+    assert invoke(["train-draft", str(target), "--minutes", "1", "--fresh", "-y"]) == 0
+    assert head.read_bytes() == better
+    assert works[1].exported == []
+    assert f"{card['best']['per_pass']:.2f} tokens a pass" in capsys.readouterr().out
+    head.unlink()
+    assert invoke(["train-draft", str(target), "--minutes", "1"]) == 0
+    assert works[2].exported
+    assert head.exists()
+
+
 def test_a_folder_belongs_to_one_target(
     target: Path, tmp_path: Path, works: list[FakeWork], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,6 +197,9 @@ def test_a_folder_belongs_to_one_target(
     ggufs.write_llama(other, blocks=8, seed=2)
     assert invoke(["train-draft", str(other), *folder]) == 2
     assert "another file" in capsys.readouterr().err
+    head = own_heads(read_header(target))[0]
+    assert invoke(["train-draft", str(other), str(head)]) == 2
+    assert "is a head of another file, some-q4_0.gguf" in capsys.readouterr().err
 
 
 def test_a_head_goes_to_the_cache_where_the_folder_is_not_ones_own(tmp_path: Path) -> None:

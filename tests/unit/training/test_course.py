@@ -160,17 +160,6 @@ def test_a_training_goes_on(tmp_path: Path) -> None:
     assert again.card.best.per_pass > first.card.best.per_pass
 
 
-def test_a_head_that_was_removed_is_written_again(tmp_path: Path) -> None:
-    first = Told(tmp_path, 200)
-    first.course.measure()
-    first.course.run()
-    first.out.unlink()
-    again = Told(tmp_path, 100, best=1.5)
-    assert again.card.best is None
-    again.course.run()
-    assert again.out.exists()
-
-
 def test_a_damaged_card_is_none(tmp_path: Path) -> None:
     (tmp_path / NAME).write_text('{"target": 3')
     assert read_training_card(tmp_path / NAME) is None
