@@ -202,14 +202,15 @@ class _Run:
             stopped=stop.is_set,
             tell=shown.tell,
         )
-        with signals.stop_on_signals(stop) as received, shown:
+        with signals.stop_on_signals(stop) as measuring, shown:
             course.measure()
-            if not stop.is_set():
-                self._agree(course, shown, disk)
+        if not measuring:
+            self._agree(course, shown, disk)
+        with signals.stop_on_signals(stop) as training, shown:
             why = course.run()
             shown.close()
             self._look(work, course, options)
-        return why, (*received, 0)[0]
+        return why, (*measuring, *training, 0)[0]
 
     def _look(self, work: TargetPhases, course: Course, options: EngineOptions) -> None:
         """Load the head that was written, and see if it pays here."""
@@ -247,7 +248,6 @@ class _Run:
             f"{size(expected.memory)} of memory"
         )
         if not self.sure:
-            shown.close()
             diagnostics.confirm("go on?")
 
 
