@@ -150,7 +150,7 @@ def _show_table(header: GgufHeader, target: str, findings: list[DraftFinding]) -
     ]
     show_table(findings, columns)
     note("same: ids with the same text · needs: the share of guesses to be kept for any gain")
-    _show_next(target, findings)
+    _show_next(header, target, findings)
 
 
 def _show_ways(ways: tuple[MethodInfo, ...]) -> None:
@@ -173,7 +173,9 @@ def _show_trained(heads: list[GgufHeader]) -> None:
             note(card.pays)
 
 
-def _show_next(target: str, findings: list[DraftFinding]) -> None:
+def _show_next(header: GgufHeader, target: str, findings: list[DraftFinding]) -> None:
+    from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES
+
     best = next((finding for finding in findings if finding.judged.useful), None)
     pullable = next((finding for finding in findings if finding.path is None), None)
     if best is not None:
@@ -182,6 +184,8 @@ def _show_next(target: str, findings: list[DraftFinding]) -> None:
         note(f"next: {pullable.note}")
     else:
         note("none fits; speculation works without a draft model, too: --proposer ngram")
+        if header.architecture in LAYER_INPUT_ARCHITECTURES:
+            note(f"to train a head for it: specllama train-draft {target}")
 
 
 def _needs(judged: Judgement) -> str:

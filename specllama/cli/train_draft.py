@@ -241,11 +241,11 @@ class _Run:
         if self.as_json:
             output.json_line({"type": "estimate", **asdict(expected)})
         minutes, writing = expected.seconds / 60, expected.write_s / 60
+        often = f", each learned from about {expected.visits:.0f} times" if expected.visits else ""
         shown.say(
             f"{self.target.path.name}: about {minutes:.0f} min, of which {writing:.0f} for writing "
-            f"({expected.written:,} tokens of replies, each learned from about "
-            f"{expected.visits:.0f} times); {size(expected.disk)} of disk in {self.folder}, "
-            f"{size(expected.memory)} of memory"
+            f"({expected.written:,} tokens of replies{often}); {size(expected.disk)} of disk in "
+            f"{self.folder}, {size(expected.memory)} of memory"
         )
         if not self.sure:
             diagnostics.confirm("go on?")
