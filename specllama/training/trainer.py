@@ -266,12 +266,10 @@ class Trainer:
                 room -= size_of(text)
             mix.sort(key=lambda text: len(text.tokens))
             at = int(torch.randint(len(mix), (), generator=self._dice))
-            some: list[Features] = []
-            longest = 0
-            while at < len(mix) and (len(some) + 1) * longest < self.plan.batch:
-                longest = max(longest, len(mix[at].tokens))
-                room += size_of(mix[at])
-                some.append(mix.pop(at))
+            count = max(1, self.plan.batch // len(mix[at].tokens))
+            at = max(0, min(at, len(mix) - count))
+            some, mix[at : at + count] = mix[at : at + count], []
+            room += sum(map(size_of, some))
             yield some
 
     # -- the head at the start, and how good it is -------------------------------------------------
