@@ -16,9 +16,9 @@ from typing import Literal, Protocol
 
 from specllama.rates import share
 from specllama.training.timetable import (
+    BEGUN_S,
     LEAST_GAIN,
     LONGEST_S,
-    SEVERAL,
     Outlook,
     cycle_s,
     outlook,
@@ -165,23 +165,23 @@ class Course:
 
     def run(self) -> Why:
         """Go on until the time is over, a cycle gains nothing, or it is stopped."""
-        card, cycles, visits = self.card, 0, None
+        card, visits = self.card, None
         while self.left_s > _SHORT_S and not self._stopped():
             seconds, before = cycle_s(card.spent_s, self.left_s), card.best
-            whole = seconds >= min(card.spent_s, LONGEST_S)
+            whole = seconds >= min(card.spent_s, LONGEST_S) >= BEGUN_S
             end, trained = card.spent_s + seconds, card.trained
             self._run("write", seconds * writing_share(visits))
             if self.amounts.unread:
                 self._run("read", end - (1 - _READ_BY) * seconds - card.spent_s)
             self._run("train", end - card.spent_s)
             visits = (card.trained - trained) / max(self.amounts.read, 1)
-            cycles += 1
             if card.best is not None:
                 card.course.append(card.best)
             self._save()
-            gained = _gain(before, card.best)
-            if whole and cycles >= SEVERAL and gained < LEAST_GAIN and not self._stopped():
-                return "gain"
+            if whole and before is not None and not self._stopped():
+                assert card.best is not None
+                if card.best.per_pass < before.per_pass + LEAST_GAIN:
+                    return "gain"
         return "stopped" if self._stopped() else "time"
 
     def _run(self, phase: Phase, seconds: float, patience_s: float = 0.0) -> None:
@@ -252,9 +252,3 @@ def peak_memory() -> int:
     """Return the most bytes of memory that this process had."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else 1024 * most
-
-
-def _gain(before: Milestone | None, after: Milestone | None) -> float:
-    if after is None:
-        return 0.0
-    return after.per_pass - (1.0 if before is None else before.per_pass)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 FIRST_S, LONGEST_S = 60.0, 1800.0  # of a cycle
 LEAST_GAIN = 0.01  # tokens a pass that a cycle has to gain, or the last one was enough
-SEVERAL = 3  # cycles before that is asked
+BEGUN_S = 900.0  # before that is asked: slow machines take a few steps in the first cycles
 _OFTEN = 4.0  # readings of each text in a cycle, above which more text helps more
 
 

@@ -12,13 +12,14 @@ from typing import Any
 import msgspec
 
 from specllama import paths
-from specllama.errors import PairIncompatible, SpecllamaError, UsageError
+from specllama.errors import PairIncompatible, SpecllamaError, UnsupportedModel, UsageError
 from specllama.files import DAMAGE
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES
 from specllama.models.loadable import check_loadable
 from specllama.store.rounds import package_versions
 from specllama.text import size
+from specllama.training.features import layers_read
 from specllama.training.training_card import (
     METADATA,
     NAME,
@@ -36,15 +37,19 @@ def require_trainable(target: GgufHeader) -> None:
     """Check that a head can be trained for a model.
 
     Raises:
-        CannotLoad: it is no model. PairIncompatible: llama.cpp does not give its states away.
+        CannotLoad: it is no model, or split. PairIncompatible: llama.cpp does not give its states
+            away. UsageError: it has too few layers.
     """
     check_loadable(target)
+    if len(target.parts) > 1:
+        raise UnsupportedModel(f"{target.path.name} is split; a head is trained for one file")
     if target.architecture not in LAYER_INPUT_ARCHITECTURES:
         raise PairIncompatible(
             f"no head can be trained for {target.path.name}: llama.cpp does not expose the layer "
             f"inputs of {target.architecture} models",
             "draft with --proposer ngram, suffix or a draft model",
         )
+    layers_read(target)
 
 
 def head_there(out: Path, target: GgufHeader) -> Milestone | None:
