@@ -166,7 +166,7 @@ class Teacher:
         cls,
         target: str | Path,
         *,
-        lanes: int = 8,
+        lanes: int = 16,
         longest: int = 1024,
         threads: int | None = None,
         repack: Repacking = "auto",
