@@ -438,7 +438,7 @@ def best_device() -> str:
 def half_pays(device: torch.device) -> bool:
     """Measure whether products are faster in bfloat16."""
     if device.type != "cpu":
-        return device.type == "cuda"
+        return bool(device.type == "cuda")
     took = []
     for dtype in (torch.float32, torch.bfloat16):
         a, b = torch.ones(512, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
