@@ -142,8 +142,7 @@ class TargetPhases:
 
 
 def _give_memory_back() -> None:
-    """Return freed memory to the system: glibc keeps a gigabyte of a training, beside a target that
-    is opened next."""
+    """Return freed memory to the system: glibc keeps a gigabyte of a training."""
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)
 
