@@ -8,6 +8,7 @@ common/download.cpp).
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from specllama import paths
 from specllama.errors import PairIncompatible
 
 if TYPE_CHECKING:
@@ -154,6 +156,36 @@ def advice(kind: str) -> str:
     if kind in HEADS:
         return "give it beside its target: specllama chat -m TARGET --head FILE"
     return "give the language model that it belongs to"
+
+
+# ---------------------------------------------------------------------- heads of a person's own
+
+
+def own_heads(target: GgufHeader) -> list[Path]:
+    """List the files that are named as heads of a target: in its folder, and in our own."""
+    ours = _own_folder()
+    folders = [target.path.parent, *([ours / target.fingerprint] if ours.is_dir() else [])]
+    named = [folder / own_name(target, kind) for folder in folders for kind in HEADS]
+    return [path for path in named if path.is_file()]
+
+
+def own_name(target: GgufHeader, kind: str) -> str:
+    """Return the name of the file of a target's head."""
+    return f"{kind}-{target.path.name.removesuffix('.gguf')}.gguf"
+
+
+def own_place(target: GgufHeader, kind: str) -> Path:
+    """Return the path of a head to be made: in the target's folder if that is a person's own, else
+    in ours. Links and names without an ending are in stores of other programs."""
+    path = target.path
+    foreign = path.is_symlink() or path.suffix != ".gguf" or path.parent == paths.bundled_dir()
+    own = not foreign and os.access(path.parent, os.W_OK | os.X_OK)
+    folder = path.parent if own else _own_folder() / target.fingerprint
+    return folder / own_name(target, kind)
+
+
+def _own_folder() -> Path:
+    return paths.cache_dir() / "heads"
 
 
 # ---------------------------------------------------------------------- what heads have in common

@@ -38,6 +38,7 @@ SUMMARIES = {
     "top": "Show what a running server is doing.",
     "quantize": "Make a model file smaller.",
     "convert": "Turn published draft heads into loadable files.",
+    "train-draft": "Train a draft head for any model file.",
     "doctor": "Check the installation and the machine.",
     "config": "Show and change settings.",
     "completion": "Print the completion script for a shell.",

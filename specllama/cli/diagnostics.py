@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import shutil
 import sys
 from enum import IntEnum
@@ -16,6 +18,7 @@ import click
 from specllama.cli import output
 from specllama.cli.output import wrapped
 from specllama.errors import SpecllamaError, UsageError
+from specllama.paths import pip_install
 from specllama.signals import Interrupted
 from specllama.text import sanitize, sanitize_line
 
@@ -89,6 +92,26 @@ def warn(text: str) -> None:
     say(f"warning: {text}", YELLOW)
 
 
+def require_extra(extra: str, *packages: str) -> None:
+    """Raise SpecllamaError if a package of an extra is missing."""
+    for needed in packages:
+        if importlib.util.find_spec(needed) is None:
+            raise SpecllamaError(
+                f"{click.get_current_context().info_name} needs {needed}, which is not installed",
+                f"install what it needs with: {pip_install(_needs(extra))}",
+            )
+
+
+def _needs(extra: str) -> str:
+    """Return the requirements of an extra, for a shell. The name of our own package is not among
+    them: an index may not know it, or know it as another's."""
+    from importlib import metadata
+
+    marker = re.compile(rf"""extra\s*==\s*['"]{extra}['"]""")
+    needed = [one for one in metadata.requires("specllama") or [] if marker.search(one)]
+    return " ".join(f'"{one.split(";")[0].strip()}"' for one in needed)
+
+
 yes_option = click.option("-y", "--yes", is_flag=True, help="Delete without asking.")
 
 
@@ -133,8 +156,6 @@ def explain(error: BaseException) -> tuple[int, str, str | None]:
         where = f" ({error.filename})" if error.filename else ""
         return Exit.FAILED, f"{error.strerror or error}{where}", None
     if isinstance(error, ImportError):
-        from specllama.paths import pip_install
-
         again = pip_install("--force-reinstall .")
         hint = f"install specllama again, in its folder: {again}"
         return Exit.FAILED, f"a part of specllama cannot be imported: {error}", hint

@@ -20,7 +20,7 @@ class Bar:
         from specllama.cli.listing import clean, console
 
         self._label = clean(label)
-        self._total = max(total, 1)
+        self._total, self._transfer = max(total, 1), transfer
         self._step = 0
         self._said = time.monotonic()
         self._live: Any = None
@@ -46,7 +46,7 @@ class Bar:
     def _shortened(self) -> str:
         import shutil
 
-        room = max(shutil.get_terminal_size().columns - 62, 12)
+        room = max(shutil.get_terminal_size().columns - (62 if self._transfer else 40), 12)
         name = self._label
         return name if len(name) <= room else "…" + name[-(room - 1) :]
 
@@ -60,6 +60,12 @@ class Bar:
     def __exit__(self, *exception: object) -> None:
         if self._live is not None:
             self._live.stop()
+
+    def named(self, label: str) -> None:
+        """Show another label from now on; a terminal's only."""
+        if self._live is not None:
+            self._label = label
+            self._live.update(self._task, description=self._shortened())
 
     def advanced(self, done: int) -> None:
         """Show that ``done`` of the total is done."""

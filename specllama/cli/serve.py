@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import ipaddress
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -30,8 +27,7 @@ from specllama.cli.options import (
     resolve,
     settings_options,
 )
-from specllama.errors import SpecllamaError, UsageError
-from specllama.paths import pip_install
+from specllama.errors import UsageError
 from specllama.remote.address import KEY_VARIABLE
 from specllama.settings.duration import seconds
 from specllama.settings.hardware import is_loopback
@@ -148,7 +144,7 @@ def command(
     Several conversations share the passes of one engine; each writes what it would write alone.
     With several models, each has an engine of its own, loaded when a request names it.
     """
-    _require_installed()
+    diagnostics.require_extra("serve", "starlette", "uvicorn")
     from specllama.cli.served_models import served_models
     from specllama.server.guard import Access, hosts_of
     from specllama.server.server_log import ServerLog
@@ -189,24 +185,6 @@ def command(
         with signals.stop_on_signals(stop):
             run(service, listening, stop=stop, ready=ready, drain_s=drain, load=load)
     return diagnostics.Exit.OK
-
-
-def _require_installed() -> None:
-    """Raise SpecllamaError if a package is missing."""
-    for needed in ("starlette", "uvicorn"):
-        if importlib.util.find_spec(needed) is None:
-            raise SpecllamaError(
-                f"serve needs {needed}, which is not installed",
-                f"install what it needs with: {pip_install(_needs('serve'))}",
-            )
-
-
-def _needs(extra: str) -> str:
-    """Return the requirements of an extra, for a shell. The name of our own package is not among
-    them: an index may not know it, or know it as another's."""
-    marker = re.compile(rf"""extra\s*==\s*['"]{extra}['"]""")
-    needed = [one for one in metadata.requires("specllama") or [] if marker.search(one)]
-    return " ".join(f'"{one.split(";")[0].strip()}"' for one in needed)
 
 
 def _ready(service: Any, url: str, parallel: int, on_demand: bool) -> None:

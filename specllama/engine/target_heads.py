@@ -1,14 +1,14 @@
 """Heads that draft for one target only: head files that belong to it, and layers of its own file.
 
-Each kind of head says what it recognises, checks and opens (``models.companions``). Heads that ship
-beside the bundled target are found by themselves; one that does not fit is left out with the
-reason.
+Each kind of head says what it recognises, checks and opens (``models.companions``). Heads that are
+named after their target, and those that ship with the bundled one, are found by themselves; one
+that does not fit is left out with the reason.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING
 from specllama.backend.base import Own
 from specllama.errors import PairIncompatible, SpecllamaError
 from specllama.models import memory, pruned
-from specllama.models.companions import HEADS, find, function, kind_of, require_head
+from specllama.models.companions import (
+    HEADS,
+    find,
+    function,
+    kind_of,
+    own_heads,
+    require_head,
+)
 from specllama.speculative.drafting.method import NO_HEAD, Facts, menu
 
 if TYPE_CHECKING:
@@ -65,12 +72,11 @@ def open_own(target: LoadedModel, files: Sequence[str]) -> Own:
             raise PairIncompatible(f"two {method} heads were given", "give one of each kind")
         own.parts[method] = _open(head, target)
         own.keys[method] = head.fingerprint
-    for path in bundled_heads(target.header.path):
-        head = read_header(path)
-        kind = kind_of(head)
-        if kind in HEADS and HEADS[kind].method not in own.parts:
-            unasked(HEADS[kind].method, "", partial(_open, head, target))
-            own.keys[HEADS[kind].method] = head.fingerprint
+    for head in known_heads(target.header):
+        method = HEADS[kind_of(head)].method
+        if method not in own.parts:
+            unasked(method, "", partial(_open, head, target))
+            own.keys[method] = head.fingerprint
     if "mtp" not in own.parts:
         layers = partial(_open_checked, "mtp", target.header, target, None)
         unasked("mtp", _no_layers(target.header), layers)
@@ -112,10 +118,9 @@ def read_heads(
 
     found: dict[str, GgufHeader] = {}
     reasons: dict[str, str] = {}
-    for path in bundled_heads(target.path):
-        head = read_header(path)
+    for head in known_heads(target):
         try:
-            found[_check(head, target)] = head
+            found.setdefault(_check(head, target), head)
         except SpecllamaError as error:
             reasons[HEADS[kind_of(head)].method] = error.message
     for ref in files:
@@ -157,6 +162,21 @@ def _check(head: GgufHeader, target: GgufHeader) -> str:
     kind = require_head(head)
     find(kind).check(head, target)
     return HEADS[kind].method
+
+
+def known_heads(target: GgufHeader) -> Iterator[GgufHeader]:
+    """Yield the heads that are named after a target, then those that ship with it; leave out what
+    cannot be read."""
+    from specllama.models.gguf import read_header
+
+    for path in (*own_heads(target), *bundled_heads(target.path)):
+        try:
+            head = read_header(path)
+        except SpecllamaError as error:
+            logger.warning("%s", error)
+            continue
+        if kind_of(head) in HEADS:
+            yield head
 
 
 def bundled_heads(target: Path) -> list[Path]:

@@ -1,0 +1,346 @@
+"""``specllama train-draft``: a draft head for any model file, learned from its own replies."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specllama import signals
+from specllama.cli import completion, diagnostics, output
+from specllama.cli.options import SEED, resolve
+from specllama.cli.progress import QUIET_S, Bar
+from specllama.errors import SpecllamaError
+from specllama.models.companions import own_heads, own_place
+from specllama.text import size
+
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
+    from specllama.settings.params import EngineOptions
+    from specllama.training.course import Course, News, Why
+    from specllama.training.phases import TargetPhases
+    from specllama.training.training_card import TrainingCard
+
+EPILOG = """\b
+Examples:
+  specllama train-draft model.gguf                   an hour; the head lies beside the file
+  specllama train-draft model.gguf --minutes 20      go on for 20 minutes more
+  specllama train-draft model.gguf --texts ~/notes --texts ~/src
+  specllama run -m model.gguf "Hello"                finds the head by its name
+
+\b
+Ctrl-C keeps everything, and the same command goes on; so it does after a crash. Texts, features and
+weights lie in one folder (--folder) and stay on this machine; --fresh deletes them.
+"""
+
+_TIMED = 3  # prompts that the head is timed on
+_FOR_TRAINING = 0.97  # of the time; the rest is for looking at the head
+_DOING = {"write": "writing", "read": "reading", "train": "training"}
+
+
+@click.command("train-draft", epilog=EPILOG)
+@click.argument("target", shell_complete=completion.models)
+@click.argument("out", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--kind",
+    type=click.Choice(["eagle3"]),
+    default="eagle3",
+    show_default=True,
+    help="Kind of the head.",
+)
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0.1),
+    default=60,
+    show_default=True,
+    metavar="N",
+    help="Time for writing, reading and training; it ends earlier if nothing is gained any more.",
+)
+@click.option(
+    "--texts",
+    multiple=True,
+    metavar="FILE|FOLDER",
+    help="Texts to make prompts of, beside those that ship; repeatable.",
+)
+@click.option(
+    "--from-chats",
+    is_flag=True,
+    help="Also take the questions of your stored conversations as prompts.",
+)
+@click.option(
+    "--words",
+    type=click.IntRange(256),
+    metavar="N",
+    help="Tokens that the head can guess. Unset: a sixth of the target's.",
+)
+@click.option("--seed", type=SEED, default=1, show_default=True, help="Seed of all that is drawn.")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of texts, features and weights. Unset: one in the cache for each target.",
+)
+@click.option(
+    "--disk",
+    type=click.FloatRange(0.1),
+    default=2,
+    show_default=True,
+    metavar="GB",
+    help="Most gigabytes in that folder.",
+)
+@click.option("-t", "--threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads.")
+@click.option("--resume", is_flag=True, help="Only go on; fail if there is nothing to go on with.")
+@click.option("--fresh", is_flag=True, help="Delete what earlier runs left in the folder, first.")
+@click.option("-y", "--yes", is_flag=True, help="Begin without asking.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON lines about progress and result.")
+def command(
+    target: str,
+    out: Path | None,
+    kind: str,
+    folder: Path | None,
+    resume: bool,
+    fresh: bool,
+    yes: bool,
+    as_json: bool,
+    threads: int | None,
+    **asked: Any,
+) -> None:
+    """Train a draft head for the model TARGET, and write it as OUT.
+
+    TARGET writes replies to prompts; a small head learns to foretell what it says next. No text
+    of TARGET changes: the head only guesses, TARGET decides. Unless OUT is given, the head lies
+    beside TARGET, where `run`, `chat` and `pair` find it.
+    """
+    diagnostics.require_extra("train", "torch")
+    from specllama.models import refs
+    from specllama.models.gguf import read_header
+    from specllama.training import training_folder
+
+    header = read_header(refs.resolve(target))
+    training_folder.require_trainable(header)
+    out = out or own_place(header, kind)
+    there = training_folder.head_there(out, header)
+    folder = folder or training_folder.usual(header)
+    options = resolve({"threads": threads}).engine_options()
+    with training_folder.held(folder):
+        card = training_folder.begin(
+            folder,
+            header,
+            asked,
+            there,
+            fresh=fresh,
+            resume=resume,
+            sure=lambda what: _sure(what, yes),
+        )
+        run = _Run(header, folder, out, card, asked, yes or not output.all_terminals(), as_json)
+        try:
+            why, code = run.train(options)
+        except BaseException:
+            if card.spent_s:
+                diagnostics.note(f"what was learned is kept in {folder}; to go on: {_again()}")
+            raise
+        _tell(run, target, why)
+    if code:
+        raise signals.Interrupted(code)
+    if card.best is None:
+        raise SpecllamaError("no head was made: the time was too short", "give more --minutes")
+
+
+def _sure(what: str, yes: bool) -> None:
+    if not yes:
+        diagnostics.confirm(what, default=False)
+
+
+def _again() -> str:
+    """Return the command that goes on."""
+    words = [word for word in sys.argv[1:] if word != "--fresh"]
+    return shlex.join(["specllama", *words])
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One run of the command: its files, and what was asked for."""
+
+    target: GgufHeader
+    folder: Path
+    out: Path
+    card: TrainingCard
+    asked: dict[str, Any]
+    sure: bool
+    as_json: bool
+
+    def train(self, options: EngineOptions) -> tuple[Why, int]:
+        """Train, then look at the head; return why it ended, and the exit code of a signal."""
+        from specllama.training import training_folder
+        from specllama.training.course import Course
+        from specllama.training.phases import open_work
+
+        stop, shown, asked = Event(), _Shown(self.as_json), self.asked
+        disk = training_folder.room(self.folder, int(asked["disk"] * 1e9))
+        work, without = open_work(
+            self.target,
+            self.folder,
+            self.card,
+            threads=options.threads,
+            texts=asked["texts"],
+            from_chats=asked["from_chats"],
+            disk=disk,
+        )
+        if without:
+            shown.say(f"not read: {without}")
+        course = Course(
+            work,
+            self.folder,
+            self.card,
+            self.out,
+            60 * asked["minutes"] * _FOR_TRAINING,
+            stopped=stop.is_set,
+            tell=shown.tell,
+        )
+        with signals.stop_on_signals(stop) as measuring, shown:
+            course.measure()
+        if not measuring:
+            self._agree(course, shown, disk)
+        with signals.stop_on_signals(stop) as training, shown:
+            why = course.run()
+            shown.close()
+            self._look(work, course, options)
+        return why, (*measuring, *training, 0)[0]
+
+    def _look(self, work: TargetPhases, course: Course, options: EngineOptions) -> None:
+        """Load the head that was written, and see if it pays here."""
+        from specllama.backend.cores import crowded
+        from specllama.bench.payback import payback
+
+        if (best := self.card.best) is None:
+            return
+        if not self.as_json:
+            diagnostics.note("loading the head, to see what its steps cost here")
+        if crowded():
+            diagnostics.warn(
+                "other programs need the processors: what the head brings is told from times that "
+                "are not those of this machine"
+            )
+        prompts = [one.prompt for one in work.held_out(_TIMED)]
+        found = payback(self.target.path, self.out, prompts, best.survival, options)
+        self.card.pays = "" if found is None else found.words
+        course.keep(self.out)
+
+    def _agree(self, course: Course, shown: _Shown, disk: int) -> None:
+        """Show what the training will take, and ask whether to go on.
+
+        Raises:
+            click.Abort: the answer is no.
+        """
+        expected = course.outlook(disk)
+        if self.as_json:
+            output.json_line({"type": "estimate", **asdict(expected)})
+        minutes, writing = expected.seconds / 60, expected.write_s / 60
+        often = f", each learned from about {expected.visits:.0f} times" if expected.visits else ""
+        shown.say(
+            f"{self.target.path.name}: about {minutes:.0f} min, of which {writing:.0f} for writing "
+            f"({expected.written:,} tokens of replies{often}); {size(expected.disk)} of disk in "
+            f"{self.folder}, {size(expected.memory)} of memory"
+        )
+        if not self.sure:
+            diagnostics.confirm("go on?")
+
+
+class _Shown:
+    """The progress: a bar on a terminal, else a line at each phase and for new figures."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._bar: Bar | None = None
+        self._said_s = -QUIET_S
+
+    def __enter__(self) -> _Shown:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.__exit__()
+            self._bar = None
+
+    def say(self, words: str) -> None:
+        if self._bar is not None:
+            self._bar.waiting(words)
+        else:
+            diagnostics.note(words)
+
+    def tell(self, news: News, course: Course) -> None:
+        """Show what is new in a training."""
+        if self._as_json:
+            self._json(news, course)
+        elif sys.stderr.isatty():
+            self._draw(news, course)
+        elif news == "began" or (news == "figures" and self._now()):
+            left = max(course.left_s, 0) / 60
+            words = _DOING[course.phase or "train"] if news == "began" else _figures(course)
+            self.say(f"{words}; {left:.0f} min left" if left >= 1 else words)
+
+    def _now(self) -> bool:
+        """True at most once in a while."""
+        if time.monotonic() < self._said_s + QUIET_S:
+            return False
+        self._said_s = time.monotonic()
+        return True
+
+    def _draw(self, news: News, course: Course) -> None:
+        if self._bar is None:
+            self._bar = Bar("writing", int(course.seconds), transfer=False).__enter__()
+        if news == "figures":
+            self._bar.waiting(_figures(course))
+        best, phase = course.card.best, _DOING[course.phase or "train"]
+        shares = "" if best is None else "/".join(f"{100 * one:.0f}" for one in best.right) + " % "
+        self._bar.named(f"{phase} {shares}{'' if best is None else f'{best.per_pass:.2f}'}")
+        self._bar.advanced(int(course.done_s))
+
+    def _json(self, news: News, course: Course) -> None:
+        if news == "moved":
+            return
+        latest = course.card.latest
+        output.json_line(
+            {
+                "type": news,
+                "phase": course.phase,
+                "done_s": round(course.done_s, 1),
+                "left_s": round(course.left_s, 1),
+                "written": course.card.written,
+                "figures": None if latest is None else asdict(latest),
+            }
+        )
+
+
+def _figures(course: Course) -> str:
+    latest = course.card.latest
+    return "" if latest is None else f"{latest.tokens:,} tokens learned, {latest.words}"
+
+
+def _tell(run: _Run, target: str, why: Why) -> None:
+    """Show the result."""
+    card, minutes = run.card, run.card.spent_s / 60
+    if run.as_json:
+        output.json_line({"type": "done", "why": why, "out": str(run.out), **asdict(card)})
+    ends = {
+        "time": "the time is over",
+        "gain": "it ends, since the last cycle gained nothing more",
+        "stopped": "stopped",
+    }
+    diagnostics.note(f"{ends[why]}; to go on: {_again()}")
+    if card.best is None:
+        return
+    if not run.as_json:
+        output.line(f"{run.out}: {size(run.out.stat().st_size)}, after {minutes:.0f} min in all")
+        output.line(f"in replies that it did not learn from: {card.best.words}")
+        output.line(card.pays or "too little was drafted to tell if it pays on this machine")
+    head = "" if run.out in own_heads(run.target) else f" --head {run.out}"
+    diagnostics.note(f'next: specllama run -m {target}{head} --proposer {card.kind} "Hello"')

@@ -1,0 +1,254 @@
+"""A course of training: cycles of writing, reading and training, within a person's time.
+
+All that lasts is in the training folder; the process may be killed at any time. The head is written
+whenever it guesses better than the one that was written before.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, Protocol
+
+from specllama.rates import share
+from specllama.training.timetable import (
+    BEGUN_S,
+    LEAST_GAIN,
+    LONGEST_S,
+    Outlook,
+    cycle_s,
+    outlook,
+    writing_share,
+)
+from specllama.training.training_card import (
+    NAME,
+    Milestone,
+    Phase,
+    TrainingCard,
+    beside,
+)
+
+SAVE_S = 20.0  # after which the card is written again
+TRY_S, PATIENCE_S = 12.0, 240.0  # of a phase whose pace is measured; until something comes of it
+_SHORT_S = 5.0  # a rest that is not worth a cycle
+_READ_BY = 0.6  # of a cycle: what was not read again by then is read in the next one
+
+Over = Callable[[], bool]
+"""True once a phase has to end: asked several times a second."""
+News = Literal["moved", "began", "figures"]
+Why = Literal["time", "gain", "stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """The contents of a training folder.
+
+    Attributes:
+        written: tokens of replies. held_out: replies that are for judging.
+        unread: replies whose features are gone, though there is room for them.
+        read: tokens whose features are there. disk: their bytes.
+        replies: to learn from, by kind.
+    """
+
+    written: int
+    held_out: int
+    read: int
+    unread: int
+    disk: int
+    replies: dict[str, int]
+
+
+class TrainingWork(Protocol):
+    """The three phases over a training folder, and the head that comes of them."""
+
+    def amounts(self) -> Amounts: ...
+
+    def write(self, over: Over) -> None:
+        """Let the target write replies, and keep their features."""
+
+    def read(self, over: Over) -> None:
+        """Read replies again whose features are gone."""
+
+    def train(
+        self,
+        over: Over,
+        report: Callable[[Milestone], None],
+        ahead: Callable[[], float | None],
+    ) -> None:
+        """Train until it is over or gains nothing; report each step, and figures in the end.
+
+        Args:
+            ahead: the share of the whole training that is ahead.
+        """
+
+    def export(self, path: Path, card: TrainingCard) -> None:
+        """Write the head as it is."""
+
+
+class Course:
+    """A training that goes on for some seconds.
+
+    Attributes:
+        card: what is known so far. phase: that goes on, "" in between.
+        seconds: that it may take. done_s: of them, those that passed.
+
+    Args:
+        out: the head.
+        stopped: True once the person wants it to end.
+        tell: called with what is new, several times a second.
+    """
+
+    def __init__(
+        self,
+        work: TrainingWork,
+        folder: Path,
+        card: TrainingCard,
+        out: Path,
+        seconds: float,
+        *,
+        stopped: Over,
+        tell: Callable[[News, Course], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.card, self.seconds = card, seconds
+        self.phase: Phase | None = None
+        self._work, self._folder, self._out = work, folder, out
+        self._stopped, self._tell, self._clock = stopped, tell, clock
+        self._began_s = card.spent_s
+        self._moved = self._saved = clock()
+
+    @property
+    def done_s(self) -> float:
+        return self.card.spent_s - self._began_s
+
+    @property
+    def left_s(self) -> float:
+        return self.seconds - self.done_s
+
+    @property
+    def amounts(self) -> Amounts:
+        return self._work.amounts()
+
+    def pace(self, phase: Phase) -> float | None:
+        """Return tokens a second of writing or training so far; None if that is not known."""
+        tokens = self.card.written if phase == "write" else self.card.trained
+        return share(tokens, self.card.seconds[phase]) or None
+
+    def outlook(self, disk: int) -> Outlook:
+        """Return what the whole is expected to take, with ``disk`` bytes at most."""
+        amounts = self.amounts
+        return outlook(
+            self.seconds,
+            self.pace("write") or 0.0,
+            self.pace("train") or 0.0,
+            amounts.written,
+            share(amounts.disk, amounts.read) or 0.0,
+            disk=disk,
+            memory=self.card.memory,
+        )
+
+    def keep(self, out: Path) -> None:
+        """Write the card into its folder and next to a head."""
+        self._save()
+        self.card.save(beside(out))
+
+    def measure(self) -> None:
+        """Write and train for some seconds, where their pace is not known; what was made stays."""
+        if self.pace("write") is None:
+            self._run("write", TRY_S, PATIENCE_S)
+        if self.pace("train") is None:
+            self._run("train", TRY_S)
+
+    def run(self) -> Why:
+        """Go on until the time is over, a cycle gains nothing, or it is stopped."""
+        card, visits = self.card, None
+        while self.left_s > _SHORT_S and not self._stopped():
+            seconds, before = cycle_s(card.spent_s, self.left_s), card.best
+            whole = seconds >= min(card.spent_s, LONGEST_S) >= BEGUN_S
+            end, trained = card.spent_s + seconds, card.trained
+            self._run("write", seconds * writing_share(visits))
+            if self.amounts.unread:
+                self._run("read", end - (1 - _READ_BY) * seconds - card.spent_s)
+            self._run("train", end - card.spent_s)
+            visits = (card.trained - trained) / max(self.amounts.read, 1)
+            if card.best is not None:
+                card.course.append(card.best)
+            self._save()
+            if whole and before is not None and not self._stopped():
+                assert card.best is not None
+                if card.best.per_pass < before.per_pass + LEAST_GAIN:
+                    return "gain"
+        return "stopped" if self._stopped() else "time"
+
+    def _run(self, phase: Phase, seconds: float, patience_s: float = 0.0) -> None:
+        """Run a phase for some seconds, or for ``patience_s`` until something comes of it."""
+        if seconds <= 0 or self._stopped():
+            return
+        self.phase, start = phase, self.card.spent_s
+        self._moved = self._clock()
+        self._tell("began", self)
+        before = self._done(phase)
+
+        def over() -> bool:
+            self._pass_time()
+            took = self.card.spent_s - start
+            if took < seconds or self._stopped():
+                return self._stopped()
+            return took >= patience_s or self._done(phase) > before
+
+        try:
+            if phase == "train":
+                self._work.train(over, self._report, lambda: share(self.left_s, self.seconds))
+            else:
+                getattr(self._work, phase)(over)
+        finally:
+            self._pass_time()
+            self._save()
+            self.phase = None
+
+    def _done(self, phase: Phase) -> int:
+        """Return a number that grows with a phase: of replies to learn from, else of tokens."""
+        amounts, card = self._work.amounts(), self.card
+        card.written, card.held_out = amounts.written, amounts.held_out
+        card.replies = amounts.replies
+        replies = sum(card.replies.values())
+        return {"write": replies, "read": amounts.read, "train": card.trained}[phase]
+
+    def _pass_time(self) -> None:
+        now = self._clock()
+        if self.phase is not None:
+            self.card.seconds[self.phase] += now - self._moved
+        self._moved = now
+        self._tell("moved", self)
+        if now - self._saved >= SAVE_S:
+            self._save()
+
+    def _report(self, found: Milestone) -> None:
+        card, latest = self.card, self.card.latest
+        card.trained = found.tokens
+        if not found.right or (latest is not None and latest.right == found.right):
+            return  # nothing was measured since
+        card.latest = found = replace(found, minutes=card.spent_s / 60)
+        if card.best is None or found.per_pass > card.best.per_pass:
+            self._pass_time()
+            card.best, card.own = found, True
+            self._work.export(self._out, card)
+            card.save(beside(self._out))
+        self._save()
+        self._tell("figures", self)
+
+    def _save(self) -> None:
+        self._done("write")
+        self.card.memory = max(self.card.memory, peak_memory())
+        self.card.save(self._folder / NAME)
+        self._saved = self._clock()
+
+
+def peak_memory() -> int:
+    """Return the most bytes of memory that this process had."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most

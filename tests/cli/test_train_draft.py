@@ -1,0 +1,284 @@
+"""``specllama train-draft`` over fake work: files, progress, refusals, kills."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import ggufs
+import pytest
+from training_fakes import FakeWork, replace_real
+
+from specllama.cli import invoke
+from specllama.models.companions import own_heads, own_name, own_place
+from specllama.models.gguf import read_header
+from specllama.models.refs import bundled
+from specllama.paths import cache_dir
+from specllama.training import course
+from specllama.training.training_card import METADATA, NAME, beside, read_training_card
+
+DRIVER = Path(__file__).parent.parent / "support" / "training_fakes.py"
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    path = tmp_path / "models" / "some-q4_0.gguf"
+    path.parent.mkdir()
+    ggufs.write_llama(path, blocks=8)
+    return path
+
+
+@pytest.fixture
+def works(monkeypatch: pytest.MonkeyPatch) -> list[FakeWork]:
+    """The fake work of each run; a minute of it passes in no time."""
+    made: list[FakeWork] = []
+    moment = time.monotonic()
+
+    def pass_by(seconds: float) -> None:
+        nonlocal moment
+        moment += seconds
+
+    def work(folder: Path) -> FakeWork:
+        made.append(FakeWork(pass_by, folder))
+        return made[-1]
+
+    replace_real(work, monkeypatch.setattr)
+    real = course.Course.__init__
+
+    def begin(self: Any, *args: Any, **more: Any) -> None:
+        real(self, *args, **more, clock=lambda: moment)
+
+    monkeypatch.setattr(course.Course, "__init__", begin)
+    return made
+
+
+def folder_of(target: Path) -> Path:
+    return cache_dir() / "training" / read_header(target).fingerprint
+
+
+def test_a_head_is_trained_and_found_by_its_name(
+    target: Path, works: list[FakeWork], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["train-draft", str(target), "--minutes", "5"]) == 0
+    told = capsys.readouterr()
+    head = target.with_name("eagle3-some-q4_0.gguf")
+    assert own_heads(read_header(target)) == [head]
+    first, shares, pays = told.out.splitlines()
+    assert first.startswith(f"{head}: ")
+    assert "first " in shares
+    assert "tokens a pass" in shares
+    assert "1.30× plain decoding is expected" in pays
+    assert "about 5 min" in told.err
+    assert f"next: specllama run -m {target} --proposer eagle3" in told.err
+    for phase in ("writing", "training"):
+        assert f"{phase}; " in told.err
+    card = json.loads(beside(head).read_text())
+    assert card["pays"] == pays
+    assert card["target"] == target.name
+    inside = json.loads(read_header(head).metadata[METADATA])
+    assert inside["best"] == card["best"]
+    assert not list(target.parent.glob("*.part"))
+
+
+def test_the_same_command_goes_on(
+    target: Path, works: list[FakeWork], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train-draft", str(target), "--minutes", "2"]
+    assert invoke(arguments) == 0
+    assert invoke([*arguments, "--resume"]) == 0
+    card = read_training_card(folder_of(target) / NAME)
+    assert card is not None
+    assert 230 < card.spent_s < 240
+    assert works[1].written > works[0].written
+    assert invoke(["pair", str(target)]) == 0
+    told = capsys.readouterr().err
+    assert "eagle3-some-q4_0.gguf, trained for 4 min: right guesses: first " in told
+    assert "1.30× plain decoding is expected" in told
+
+
+def test_fresh_begins_anew(
+    target: Path, works: list[FakeWork], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train-draft", str(target), "--minutes", "2"]
+    assert invoke(arguments) == 0
+    assert invoke([*arguments, "--words", "300"]) == 2
+    assert "--fresh begins anew" in capsys.readouterr().err
+    assert invoke([*arguments, "--fresh"]) == 2  # nobody to ask
+    assert "add -y" in capsys.readouterr().err
+    assert invoke([*arguments, "--fresh", "-y", "--words", "300"]) == 0
+    card = read_training_card(folder_of(target) / NAME)
+    assert card is not None
+    assert card.spent_s < 130
+    assert card.words == 300
+
+
+def test_lines_of_json(
+    target: Path, works: list[FakeWork], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = target.with_name("other.gguf")
+    assert invoke(["train-draft", str(target), str(out), "--minutes", "3", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {line["type"] for line in lines} == {"began", "figures", "estimate", "done"}
+    done = lines[-1]
+    assert (done["type"], done["why"], done["out"]) == ("done", "time", str(out))
+    figures = [line["figures"]["per_pass"] for line in lines if line["type"] == "figures"]
+    assert figures == sorted(figures)
+    assert done["best"]["per_pass"] == figures[-1]
+
+
+def test_without_torch_it_says_what_to_install(
+    target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "torch" else real(name, *a)
+    )
+    assert invoke(["train-draft", str(target)]) == 1
+    told = capsys.readouterr().err
+    assert "train-draft needs torch" in told
+    assert '"torch>=' in told
+    assert not folder_of(target).exists()
+
+
+def test_what_cannot_be_trained_is_one_sentence(
+    target: Path,
+    tmp_path: Path,
+    works: list[FakeWork],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    other = ggufs.write_llama(tmp_path / "gemma.gguf", architecture="gemma3")
+    split = ggufs.write_split(tmp_path / "split.gguf", blocks=8)[0]
+    flat = ggufs.write_llama(tmp_path / "flat.gguf")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "letter.txt").write_text("Dear")
+    for code, arguments, words in (
+        (5, [str(split)], "is split; a head is trained for one file"),
+        (2, [str(flat)], "has 2 layers: too few"),
+        (4, [str(other)], "does not expose the layer inputs of gemma3 models"),
+        (3, [str(tmp_path / "nowhere.gguf")], "no such file"),
+        (2, [str(target), str(target)], "train-draft did not make it"),
+        (2, [str(target), "--folder", str(mine)], "holds other files"),
+        (2, [str(target), "--resume"], "there is no training in"),
+    ):
+        assert invoke(["train-draft", *arguments]) == code
+        told = capsys.readouterr()
+        assert words in told.err.replace("there is no file", "no such file")
+        assert "Traceback" not in told.err
+    assert works == []
+    assert [one.name for one in mine.iterdir() if one.name != ".lock"] == ["letter.txt"]
+
+
+def test_a_better_head_of_an_earlier_training_stays(
+    target: Path, works: list[FakeWork], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train-draft", str(target), "--minutes", "4"]
+    assert invoke(arguments) == 0
+    head = own_heads(read_header(target))[0]
+    better, card = head.read_bytes(), json.loads(beside(head).read_text())
+    assert invoke(["train-draft", str(target), "--minutes", "1", "--fresh", "-y"]) == 0
+    assert head.read_bytes() == better
+    assert works[1].exported == []
+    assert f"{card['best']['per_pass']:.2f} tokens a pass" in capsys.readouterr().out
+    head.unlink()
+    assert invoke(["train-draft", str(target), "--minutes", "1"]) == 0
+    assert works[2].exported
+    assert head.exists()
+
+
+def test_a_folder_belongs_to_one_target(
+    target: Path, tmp_path: Path, works: list[FakeWork], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ["--folder", str(tmp_path / "training"), "--minutes", "2"]
+    assert invoke(["train-draft", str(target), *folder]) == 0
+    other = target.with_name("other.gguf")
+    ggufs.write_llama(other, blocks=8, seed=2)
+    assert invoke(["train-draft", str(other), *folder]) == 2
+    assert "another file" in capsys.readouterr().err
+    head = own_heads(read_header(target))[0]
+    assert invoke(["train-draft", str(other), str(head)]) == 2
+    assert "is a head of another file, some-q4_0.gguf" in capsys.readouterr().err
+
+
+def test_a_head_goes_to_the_cache_where_the_folder_is_not_ones_own(tmp_path: Path) -> None:
+    shipped = read_header(bundled("tiny-target"))
+    assert own_place(shipped, "eagle3").is_relative_to(cache_dir())
+    link = tmp_path / "link.gguf"
+    link.symlink_to(bundled("tiny-target"))
+    assert own_place(read_header(link), "eagle3").is_relative_to(cache_dir())
+    place = own_place(shipped, "eagle3")
+    place.parent.mkdir(parents=True)
+    place.touch()
+    assert own_heads(shipped) == [place]
+    assert place.name == own_name(shipped, "eagle3") == "eagle3-tiny-target-q4_0.gguf"
+
+
+class Running:
+    """The command over fake work, in a process and in real time."""
+
+    def __init__(self, target: Path, minutes: float) -> None:
+        words = [sys.executable, str(DRIVER), "train-draft", str(target), "--minutes", str(minutes)]
+        self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+        self.folder = folder_of(target)
+
+    def end(self, number: int) -> str:
+        self.process.send_signal(number)
+        return self.process.communicate(timeout=60)[1]
+
+    def wait_for_training(self, spent_s: float) -> None:
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            card = read_training_card(self.folder / NAME)
+            if card is not None and card.spent_s > spent_s:
+                return
+            time.sleep(0.02)
+        raise AssertionError("it does not train")
+
+
+def test_a_killed_training_goes_on_and_another_one_waits(
+    target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spent, written = 0.0, 0
+    for _ in range(3):
+        running = Running(target, 10)
+        running.wait_for_training(spent + 0.5)
+        began = time.monotonic()
+        running.end(signal.SIGKILL)
+        card = read_training_card(running.folder / NAME)
+        assert card is not None
+        assert card.written >= written
+        assert card.spent_s > spent
+        spent, written = card.spent_s, card.written
+        assert time.monotonic() - began < 30
+    head = target.with_name("eagle3-some-q4_0.gguf")
+    assert read_header(head).metadata[METADATA]
+
+
+def test_ctrl_c_keeps_what_is_there(target: Path) -> None:
+    running = Running(target, 10)
+    running.wait_for_training(0.5)
+    told = running.end(signal.SIGINT)
+    assert running.process.returncode == 130
+    assert f"to go on: specllama train-draft {target} --minutes 10" in told
+    assert "Traceback" not in told
+    card = read_training_card(running.folder / NAME)
+    assert card is not None
+    assert card.best is not None
+    assert own_heads(read_header(target))
+
+
+def test_two_do_not_train_in_one_folder(target: Path) -> None:
+    first = Running(target, 10)
+    first.wait_for_training(0.0)
+    second = Running(target, 10)
+    told = second.process.communicate(timeout=60)[1]
+    assert second.process.returncode == 2
+    assert "another process trains in" in told
+    first.end(signal.SIGKILL)
+    assert os.path.exists(first.folder / "card.json")

@@ -1,0 +1,174 @@
+"""A course of training over fake work, whose time is told."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from training_fakes import Clock, FakeWork
+
+from specllama.training.course import SAVE_S, Course
+from specllama.training.timetable import FIRST_S, LONGEST_S, cycle_s, outlook, writing_share
+from specllama.training.training_card import NAME, TrainingCard, beside, read_training_card
+
+
+class Told:
+    """A course in a folder, and what it told."""
+
+    def __init__(self, folder: Path, seconds: float, *, best: float = 2.0) -> None:
+        self.clock, self.folder = Clock(), folder
+        self.work = FakeWork(self.clock.pass_by, best=best)
+        self.card = read_training_card(folder / NAME) or TrainingCard("t.gguf", "abc")
+        self.out, self.news = folder / "eagle3-t.gguf", list[str]()
+        self.stop_at: Callable[[], bool] = lambda: False
+        self.course = Course(
+            self.work,
+            folder,
+            self.card,
+            self.out,
+            seconds,
+            stopped=lambda: self.stop_at(),
+            tell=lambda news, course: self.news.append(news),
+            clock=self.clock,
+        )
+
+
+def test_each_cycle_is_as_long_as_all_before_it() -> None:
+    spent, cycles = 0.0, []
+    while (left := 3600 - spent) > 0:
+        cycles.append(cycle_s(spent, left))
+        spent += cycles[-1]
+    assert cycles == [FIRST_S, 60, 120, 240, 480, 960, 1680]
+    assert cycle_s(1e6, 1e6) == LONGEST_S
+
+
+def test_more_is_written_where_texts_were_seen_often() -> None:
+    assert writing_share(0.5) < writing_share(None) == writing_share(2) < writing_share(9)
+
+
+def test_an_outlook_is_bounded_by_the_disk() -> None:
+    found = outlook(300, 100, 1000, 2000, 5000, disk=10**7, memory=1)
+    assert (found.write_s, found.written, found.disk) == (100, 12_000, 10**7)
+    assert found.visits == pytest.approx(200 * 1000 / 12_000)
+
+
+def test_it_ends_in_time_with_the_best_head(tmp_path: Path) -> None:
+    told = Told(tmp_path, 600)
+    told.course.measure()
+    assert told.course.run() == "time"
+    assert 590 < told.course.done_s < 602
+    assert told.work.exported == sorted(told.work.exported)
+    assert told.card.best is not None
+    assert told.work.exported[-1] == told.card.best.per_pass > 1.5
+    assert told.out.exists()
+    assert beside(told.out).exists()
+    # a third of the time was for writing, or a half where texts were seen often
+    assert 0.3 < told.card.seconds["write"] / 600 < 0.51
+    assert told.news.count("began") == len(told.work.called)
+
+
+def test_a_worse_head_is_not_written(tmp_path: Path) -> None:
+    told = Told(tmp_path, 300)
+    told.course.measure()
+    told.course.run()
+    n, told.work.best = len(told.work.exported), 1.1
+    told.course.seconds = 400
+    told.course.run()
+    assert len(told.work.exported) == n
+    assert told.card.latest is not None
+    assert told.card.best is not None
+    assert told.card.latest.per_pass < told.card.best.per_pass
+
+
+def test_it_ends_by_itself_where_nothing_is_gained(tmp_path: Path) -> None:
+    told = Told(tmp_path, 36_000)
+    told.course.measure()
+    assert told.course.run() == "gain"
+    assert 900 < told.course.done_s < 18_000
+
+
+def test_a_head_that_is_not_there_yet_does_not_end_it(tmp_path: Path) -> None:
+    told = Told(tmp_path, 9000)
+    told.work.train = lambda over, report, ahead: told.clock.pass_by(60)  # type: ignore[method-assign]
+    told.course.measure()
+    assert told.course.run() == "time"
+    assert told.card.best is None
+
+
+def test_a_stop_is_heard_in_every_phase(tmp_path: Path) -> None:
+    for phase in ("write", "train"):
+        told = Told(tmp_path / phase, 600)
+        told.folder.mkdir()
+        told.course.measure()
+        asked = told.work.spent[phase] + 5
+
+        told.stop_at = lambda told=told, asked=asked, phase=phase: (  # type: ignore[misc]
+            told.work.spent[phase] > asked
+        )
+        assert told.course.run() == "stopped"
+        assert told.work.spent[phase] - asked < 0.2
+
+
+def test_a_phase_that_fails_leaves_its_card(tmp_path: Path) -> None:
+    told = Told(tmp_path, 600)
+    told.course.measure()
+    spent = told.card.spent_s
+
+    def fails(seconds: float) -> None:
+        told.clock.pass_by(seconds)
+        if told.work.spent["write"] > 30:
+            raise OSError("the disk is full")
+
+    told.work._pass_by = fails
+    with pytest.raises(OSError, match="full"):
+        told.course.run()
+    kept = read_training_card(tmp_path / NAME)
+    assert kept is not None
+    assert kept.spent_s > spent
+
+
+def test_the_card_is_never_old(tmp_path: Path) -> None:
+    told = Told(tmp_path, 600)
+    told.course.measure()
+    told.course.run()
+    ages = []
+
+    def looks(seconds: float) -> None:
+        told.clock.pass_by(seconds)
+        kept = read_training_card(tmp_path / NAME)
+        assert kept is not None
+        ages.append(told.card.spent_s - kept.spent_s)
+
+    told.work._pass_by = looks
+    told.course.seconds = 900
+    told.course.run()
+    assert 1 < max(ages) <= SAVE_S + 1
+
+
+def test_what_lost_its_features_is_read_again(tmp_path: Path) -> None:
+    told = Told(tmp_path, 300)
+    told.course.measure()
+    told.work.unread = 50
+    told.course.run()
+    assert told.work.called.count("read") == 1
+    assert told.work.unread == 0
+
+
+def test_a_training_goes_on(tmp_path: Path) -> None:
+    first = Told(tmp_path, 300)
+    first.course.measure()
+    first.course.run()
+    again = Told(tmp_path, 300)
+    again.work.written, again.work.trained = first.work.written, first.work.trained
+    again.course.measure()
+    assert again.work.called == []  # the paces are known
+    again.course.run()
+    assert 590 < again.card.spent_s < 605
+    assert again.card.best is not None
+    assert first.card.best is not None
+    assert again.card.best.per_pass > first.card.best.per_pass
+
+
+def test_a_damaged_card_is_none(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text('{"target": 3')
+    assert read_training_card(tmp_path / NAME) is None
+    assert read_training_card(tmp_path / "nowhere") is None
