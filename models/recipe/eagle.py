@@ -32,7 +32,6 @@ import torch
 import torch.nn.functional as F
 from gguf import GGMLQuantizationType as Q
 from gguf.quants import quantize
-from specllama.models.scale import LlamaShape
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -44,6 +43,7 @@ from specllama.models.recipe.export import (
     load_checkpoint,
 )
 from specllama.models.recipe.model import Linear, Tiny, fake_q4_0
+from specllama.models.recipe.scale import LlamaShape
 from specllama.models.recipe.tokenizer import load_tokenizer
 from specllama.models.recipe.train import Packer
 from specllama.training.eagle_head import EagleHead

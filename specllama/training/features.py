@@ -24,8 +24,8 @@ from specllama.arrays import FINAL, IntArray, Rows
 from specllama.backend.base import Lane, OpenedPair, Part
 from specllama.cancel import Cancel
 from specllama.engine.opening import OpeningPair
+from specllama.engine.pair_loading import SamplerChains
 from specllama.engine.prompting import Prompting
-from specllama.engine.sampler_chains import SamplerChains
 from specllama.errors import DoesNotFit, UsageError
 from specllama.events import Event
 from specllama.models.gguf import GgufHeader
