@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ import numpy.typing as npt
 
 from specllama.errors import CannotLoad, ModelUnavailable
 from specllama.models.gguf_writer import Tensor
-from specllama.paths import pip_install
 
 CONFIG = "config.json"
 MAX_CONFIG_BYTES = 4 << 20
@@ -51,7 +49,7 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
 
     Raises:
         ModelUnavailable: there are none.
-        CannotLoad: damaged, or a pickle that cannot be read safely here.
+        CannotLoad: damaged, or a pickle.
     """
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     if not files:
@@ -64,23 +62,14 @@ def read_tensors(path: Path) -> Mapping[str, Tensor]:
 
     Raises:
         ModelUnavailable: no such file.
-        CannotLoad: damaged, or a pickle that cannot be read safely here.
+        CannotLoad: damaged, or a pickle.
     """
-    if path.suffix == ".safetensors":
-        return read_safetensors(path)
-    try:
-        import torch
-    except ImportError:
+    if path.suffix != ".safetensors":
         raise CannotLoad(
-            f"{path.name} is a pickle, which can run code when it is opened; "
-            "reading it safely needs PyTorch",
-            f"{pip_install('torch')}, or take the .safetensors file of the same heads",
-        ) from None
-    try:
-        data = torch.load(path, map_location="cpu", weights_only=True)
-        return {str(key): value.float().numpy() for key, value in data.items()}
-    except (pickle.UnpicklingError, AttributeError, EOFError, OSError, RuntimeError) as error:
-        raise CannotLoad(f"{path.name} is not a checkpoint of tensors only: {error}") from None
+            f"{path.name} is a pickle, which can run code when it is opened",
+            "take the .safetensors file of the same heads",
+        )
+    return read_safetensors(path)
 
 
 @dataclass(frozen=True, slots=True)

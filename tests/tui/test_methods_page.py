@@ -23,7 +23,7 @@ async def test_the_page_shows_what_was_raced_a_moment_ago(start: Any) -> None:
         assert found["none"][0] == f"raced: {way.plain:.0f} tok/s"
         await d.press("f5", until=lambda: isinstance(d.app.screen, RaceScreen))
         await d.until(lambda: found["none"][0] in d.shown)
-        assert "not raced yet" in d.shown
+        assert "not measured here yet" in d.shown
 
 
 async def test_the_page_is_wrapped_anew_in_other_columns(start: Any) -> None:

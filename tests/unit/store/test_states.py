@@ -178,7 +178,7 @@ def bytes_of(text: str) -> bytes:
 def exactness(folder: Path) -> tuple[Path, Callable[[], object]]:
     def read() -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(verdicts, "profiles_dir", lambda: folder)
+            patch.setattr(paths, "profiles_dir", lambda: folder)
             found = verdicts.kept(SCHEMA, {"file": "ä model"}, Exactness, lambda: FOUND)
         assert found == FOUND
 
