@@ -120,7 +120,7 @@ class Engine(Closes):
 
     @property
     def drafters(self) -> Mapping[str, Drafter]:
-        """The drafters of the first slot."""
+        """The drafters of the first slot, by method."""
         return self._slots[0].drafters
 
     @property

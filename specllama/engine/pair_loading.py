@@ -106,8 +106,12 @@ class SamplerChains:
 
     def _breaking_now(self, text: str) -> frozenset[int]:
         """Return the tokens that contain a text."""
-        vocab, wanted = self._vocab, text.encode("utf-8", "replace")
-        return frozenset(t for t in range(vocab.n_tokens) if wanted in vocab.piece(t))
+        wanted = text.encode("utf-8", "replace")
+        return frozenset(t for t, piece in enumerate(self._pieces) if wanted in piece)
+
+    @cached_property
+    def _pieces(self) -> list[bytes]:
+        return [self._vocab.piece(t) for t in range(self._vocab.n_tokens)]
 
     @cached_property
     def _all_eog(self) -> dict[int, float]:

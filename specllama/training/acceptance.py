@@ -8,7 +8,7 @@ from torch import Tensor
 CHAIN = 3  # guesses of the chains of which tokens a pass are counted
 
 
-class Acceptance:
+class ChainCount:
     """Counts over texts: right guesses by position, and passes of chains."""
 
     def __init__(self, steps: int) -> None:

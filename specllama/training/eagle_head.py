@@ -81,11 +81,11 @@ class EagleHead(nn.Module):  # type: ignore[misc]
         return found
 
     def split(self, x: Tensor) -> Tensor:
-        """Reshape to [batch, heads, places, size]."""
+        """Return the heads apart: [batch, heads, places, size]."""
         return x.unflatten(-1, (self.s.heads, self.s.head_size)).transpose(1, 2)
 
     def pair(self, token: Tensor, state: Tensor) -> Tensor:
-        """Return what queries, keys and values read; ``token`` is behind its norm already."""
+        """Return what queries, keys and values read; ``token`` is normed already."""
         return torch.cat((token, self.attn_norm_2(state)), -1)
 
     def finish(self, state: Tensor, brought: Tensor) -> Tensor:

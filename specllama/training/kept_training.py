@@ -18,7 +18,7 @@ OUTPUT = "output.weight"
 
 
 def write_kept(path: Path, state: dict[str, Any]) -> None:
-    """Write the file beside and rename it.
+    """Write the file, whole or not at all.
 
     Raises:
         SpecllamaError: it cannot be written.

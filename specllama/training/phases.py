@@ -91,7 +91,7 @@ class TargetPhases:
         """Go on with the training that is kept in the folder."""
         import torch
 
-        from specllama.training.trainer import Plan, Trainer
+        from specllama.training.trainer import Trainer, TrainingPlan
 
         if not self._shards.ids(False):
             return
@@ -105,7 +105,7 @@ class TargetPhases:
             features=lambda: self._shards.read(False, dice),
             held_out=lambda: self._shards.read(True),
             kept=self._folder / CHECKPOINT,
-            plan=Plan(seed=self._card.seed),
+            plan=TrainingPlan(seed=self._card.seed),
         )
 
         if (best := self._card.best) is not None and self._card.own:

@@ -23,7 +23,7 @@ from torch import Tensor
 from specllama.arrays import IntArray
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_writer import Value
-from specllama.training.acceptance import Acceptance
+from specllama.training.acceptance import ChainCount
 from specllama.training.eagle_head import EagleHead, HeadShape, law_loss
 from specllama.training.head_file import write_head
 from specllama.training.head_seed import seed_head
@@ -42,7 +42,7 @@ BEGIN = 8192  # places to which a new head is fitted
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """The settings of a training.
 
     Attributes:
@@ -75,7 +75,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class TrainingFigures:
     """The state of a training, in numbers.
 
     Attributes:
@@ -116,12 +116,12 @@ class Trainer:
         features: Callable[[], Iterator[Features]],
         held_out: Callable[[], Iterator[Features]],
         kept: Path,
-        plan: Plan | None = None,
+        plan: TrainingPlan | None = None,
         device: str = "",
     ) -> None:
-        self.plan, self.kept = plan or Plan(), kept
+        self.plan, self.kept = plan or TrainingPlan(), kept
         self.device = torch.device(device or best_device())
-        self.figures, self.stalled = Figures(), False
+        self.figures, self.stalled = TrainingFigures(), False
         self.best: dict[str, Tensor] = {}
         self._features, self._held_out = features, held_out
         found = read_kept(kept, header)
@@ -153,7 +153,7 @@ class Trainer:
     def train(
         self,
         until: Callable[[], bool],
-        report: Callable[[Figures], None],
+        report: Callable[[TrainingFigures], None],
         ahead: Callable[[], float | None] = lambda: None,
     ) -> None:
         """Train until it is enough; ``stalled`` tells that nothing was gained any more.
@@ -306,9 +306,9 @@ class Trainer:
             best=max(self.figures.best, found.per_pass),
         )
 
-    def measure(self, head: EagleHead) -> Acceptance:
+    def measure(self, head: EagleHead) -> ChainCount:
         """Count a head's right guesses in held-out texts."""
-        found, left = Acceptance(self.plan.steps), self.plan.judged
+        found, left = ChainCount(self.plan.steps), self.plan.judged
         some: list[Features] = []
         for text in self._held_out():
             some.append(text)
@@ -322,7 +322,7 @@ class Trainer:
             self._count(head, some, found)
         return found
 
-    def _count(self, head: EagleHead, texts: Sequence[Features], into: Acceptance) -> None:
+    def _count(self, head: EagleHead, texts: Sequence[Features], into: ChainCount) -> None:
         given = self.target.lesson(texts).to(self.device)
         b, n = given.judged.shape
         places = torch.arange(1, n, device=self.device).expand(b, -1)
@@ -343,7 +343,7 @@ class Trainer:
     def _numbers(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._half)
 
-    def judge_again(self) -> Acceptance:
+    def judge_again(self) -> ChainCount:
         """Measure the best head so far in the held-out texts of now, which later ones must beat."""
         found = self.measure(self._chosen())
         if self.best:
@@ -400,7 +400,7 @@ class Trainer:
         self._dice.set_state(found["dice"])
         self.best = found["best"]
         figures = found["figures"]
-        self.figures = Figures(**{**figures, "right": tuple(figures["right"])})
+        self.figures = TrainingFigures(**{**figures, "right": tuple(figures["right"])})
 
 
 def unrolled(head: EagleHead, given: Lesson, places: Tensor, steps: int) -> Iterator[Tensor]:

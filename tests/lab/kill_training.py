@@ -44,8 +44,10 @@ def main() -> None:
             time.sleep(dice.uniform(3, a.longest))
             assert process.poll() is None, "it ended by itself"
             process.send_signal(signal.SIGKILL)
-            lost = time.time() - newest(training)
+            lost = time.time() - newest(training) if training.exists() else 0.0
         card = read_training_card(training / NAME)
+        if card is None and not written:  # killed before it began
+            continue
         assert card is not None, "the card is damaged"
         assert card.written >= written, "replies are lost"
         worst, written = max(worst, lost), card.written

@@ -16,8 +16,8 @@ from specllama.errors import SpecllamaError  # noqa: E402
 from specllama.models.eagle3_file import check  # noqa: E402
 from specllama.models.gguf import GgufHeader, read_header  # noqa: E402
 from specllama.models.tensors import read_tensor  # noqa: E402
-from specllama.training.acceptance import Acceptance  # noqa: E402
-from specllama.training.trainer import Figures, Plan, Trainer  # noqa: E402
+from specllama.training.acceptance import ChainCount  # noqa: E402
+from specllama.training.trainer import Trainer, TrainingFigures, TrainingPlan  # noqa: E402
 
 LAYERS, WIDTH, LIKELIEST = (1, 2, 3), 64, 8
 
@@ -81,7 +81,7 @@ def texts(table: Table, seed: int, n: int) -> list[Text]:
     return [table.text(dice) for _ in range(n)]
 
 
-def trainer(header: GgufHeader, folder: Path, plan: Plan, words: Any = None) -> Trainer:
+def trainer(header: GgufHeader, folder: Path, plan: TrainingPlan, words: Any = None) -> Trainer:
     table = Table(header)
     train, held = texts(table, 1, 200), texts(table, 2, 24)
     words = np.arange(header.vocab_size, dtype=np.int32) if words is None else words
@@ -91,7 +91,7 @@ def trainer(header: GgufHeader, folder: Path, plan: Plan, words: Any = None) -> 
     )  # fmt: skip
 
 
-SHORT = Plan(
+SHORT = TrainingPlan(
     batch=512, window=24, short=6000, warm=4, judged=2000, muon=0.04, output=5e-3, patience=2,
     held=1 << 20,
 )  # fmt: skip
@@ -103,8 +103,8 @@ def after(steps: int) -> Any:
     return lambda: next(left, None) is None
 
 
-def figures(one: Trainer, steps: int) -> list[Figures]:
-    seen: list[Figures] = []
+def figures(one: Trainer, steps: int) -> list[TrainingFigures]:
+    seen: list[TrainingFigures] = []
     one.train(after(steps), seen.append)
     return seen
 
@@ -126,7 +126,7 @@ def test_a_head_reaches_the_optimum_of_a_table_of_which_it_has_all_words_but_som
     one = trainer(header, tmp_path, SHORT, words)
     first = figures(one, 0)[-1]
     last = figures(one, 70)[-1]
-    best = Acceptance(3)
+    best = ChainCount(3)
     for text in texts(Table(header), 2, 24):
         n = len(text.tokens)
         likeliest = torch.tensor(text.top_ids[1:, 0])
@@ -143,7 +143,7 @@ def test_a_head_reaches_the_optimum_of_a_table_of_which_it_has_all_words_but_som
 
 
 def test_passes_are_counted_as_chains_are_accepted() -> None:
-    found = Acceptance(3)
+    found = ChainCount(3)
     judged = torch.tensor([[0, 1, 1, 1, 1, 1, 1, 1, 0]]).bool()
     right = torch.tensor(
         [
