@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 
 from ggufs import write_llama  # noqa: E402
 from head_lanes import begin_at, encode, feed, texts  # noqa: E402
-from specllama.backend.heads.eagle3_head import eagle_pool  # noqa: E402
 
+from specllama.backend.heads.llama_heads import eagle_pool  # noqa: E402
 from specllama.backend.lane import CellLane  # noqa: E402
 from specllama.backend.llama import LlamaModel  # noqa: E402
 from specllama.backend.llama_pool import open_pool  # noqa: E402
