@@ -113,7 +113,15 @@ class TargetPhases:
             self._card.best = replace(best, right=found.right, per_pass=found.per_pass)
 
         def told(figures: Any) -> None:
-            report(Milestone(0, figures.tokens, figures.loss, figures.right, figures.per_pass))
+            report(
+                Milestone(
+                    0,
+                    figures.tokens,
+                    figures.loss if figures.step else None,
+                    figures.right,
+                    figures.per_pass,
+                )
+            )
 
         try:
             trainer.train(over, told, ahead)

@@ -27,13 +27,14 @@ class Milestone:
 
     Attributes:
         minutes: of all phases so far. tokens: that it was trained on, each as often as it was.
+        loss: None before the first step.
         right: the share of right first, second, … guesses, each given that those before it were.
         per_pass: tokens of a pass with chains of three guesses.
     """
 
     minutes: float
     tokens: int
-    loss: float
+    loss: float | None
     right: tuple[float, ...]
     per_pass: float
 

@@ -30,7 +30,7 @@ from specllama.training.training_card import (
 
 LOCK = ".lock"
 _OF_FREE, _LEAST = 0.9, 64 << 20  # bytes
-_A_SIXTH, _WHOLE = 6, 1024  # words: of the vocabulary, in whole thousands
+_A_SIXTH, _WHOLE, _FEW = 6, 1024, 2048  # words: of the vocabulary, in whole thousands
 
 
 def require_trainable(target: GgufHeader) -> None:
@@ -151,7 +151,7 @@ def begin(
     elif resume and card is None:
         raise UsageError(f"there is no training in {folder}", "begin one without --resume")
     if card is None:
-        words = asked["words"] or max(target.vocab_size // _A_SIXTH // _WHOLE * _WHOLE, 256)
+        words = asked["words"] or max(target.vocab_size // _A_SIXTH // _WHOLE * _WHOLE, _FEW)
         return TrainingCard(
             target.path.name,
             target.fingerprint,

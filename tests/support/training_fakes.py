@@ -112,7 +112,8 @@ class FakeWork:
         learned = 1 - math.exp(-min(self.trained / 100_000, self.written / 3_000))
         first = 0.9 * (self.best - 1) / self.best * learned
         right = (first, 0.8 * first, 0.7 * first)
-        return Milestone(0, self.trained, 3.0, right, 1 + (self.best - 1) * learned)
+        loss = 3.0 if self.trained else None
+        return Milestone(0, self.trained, loss, right, 1 + (self.best - 1) * learned)
 
     def export(self, path: Path, card: TrainingCard) -> None:
         assert card.best is not None

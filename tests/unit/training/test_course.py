@@ -168,6 +168,15 @@ def test_a_training_goes_on(tmp_path: Path) -> None:
     assert again.card.best.per_pass > first.card.best.per_pass
 
 
+def test_a_card_from_before_the_first_step_is_read(tmp_path: Path) -> None:
+    told = Told(tmp_path, 600)
+    told.work.train = lambda over, report, ahead: report(told.work.figures())  # type: ignore[method-assign]
+    told.course.measure()
+    assert told.card.best is not None
+    assert told.card.best.loss is None
+    assert read_training_card(tmp_path / NAME) == told.card
+
+
 def test_a_damaged_card_is_none(tmp_path: Path) -> None:
     (tmp_path / NAME).write_text('{"target": 3')
     assert read_training_card(tmp_path / NAME) is None
