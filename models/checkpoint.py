@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from specllama.errors import CannotLoad, ModelUnavailable
 from specllama.models.gguf_writer import Tensor
+from specllama.paths import pip_install
 
 CONFIG = "config.json"
 MAX_CONFIG_BYTES = 4 << 20
@@ -49,7 +51,7 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
 
     Raises:
         ModelUnavailable: there are none.
-        CannotLoad: damaged, or a pickle.
+        CannotLoad: damaged, or a pickle that cannot be read safely here.
     """
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     if not files:
@@ -62,14 +64,23 @@ def read_tensors(path: Path) -> Mapping[str, Tensor]:
 
     Raises:
         ModelUnavailable: no such file.
-        CannotLoad: damaged, or a pickle.
+        CannotLoad: damaged, or a pickle that cannot be read safely here.
     """
-    if path.suffix != ".safetensors":
+    if path.suffix == ".safetensors":
+        return read_safetensors(path)
+    try:
+        import torch
+    except ImportError:
         raise CannotLoad(
-            f"{path.name} is a pickle, which can run code when it is opened",
-            "take the .safetensors file of the same heads",
-        )
-    return read_safetensors(path)
+            f"{path.name} is a pickle, which can run code when it is opened; "
+            "reading it safely needs PyTorch",
+            f"{pip_install('torch')}, or take the .safetensors file of the same heads",
+        ) from None
+    try:
+        data = torch.load(path, map_location="cpu", weights_only=True)
+        return {str(key): value.float().numpy() for key, value in data.items()}
+    except (pickle.UnpicklingError, AttributeError, EOFError, OSError, RuntimeError) as error:
+        raise CannotLoad(f"{path.name} is not a checkpoint of tensors only: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@
 Matrices may be F32, F16, BF16, Q8_0, Q4_0 or Q6_K, the rest is F32. llama.cpp does not know this
 architecture; specllama computes the heads itself.
 
-Published Medusa-1 heads are a folder with ``medusa_lm_head.safetensors`` whose names
+Published Medusa-1 heads are a folder with ``medusa_lm_head.safetensors`` (or ``.pt``) whose names
 are ``HEAD.LAYER.linear.weight``, ``HEAD.LAYER.linear.bias`` for the residual blocks and
 ``HEAD.LAYERS.weight`` for the head's output matrix; some tools put ``medusa_head.`` or ``heads.``
 before the head's number.
@@ -261,7 +261,7 @@ def read_checkpoint(path: Path) -> MedusaCheckpoint:
 
     Raises:
         ModelUnavailable: no such file.
-        CannotLoad: not such a checkpoint, damaged, or a pickle.
+        CannotLoad: not such a checkpoint, damaged, or a pickle that cannot be read safely here.
     """
     blocks: dict[tuple[int, int, str], Tensor] = {}
     outputs: dict[tuple[int, int], Tensor] = {}

@@ -13,7 +13,7 @@ EPILOG = """\b
 CHECKPOINT is a downloaded repository:
   EAGLE-3, DFlash, DSpark  of the speculators format, or as their authors and others publish them
   Medusa-1                 a folder with medusa_lm_head.safetensors, or that file
-A .pt or .bin file is a pickle, which can run code when it is opened; none is read.
+A .pt or .bin file is a pickle; it is read only if PyTorch can do so without running the code in it.
 
 \b
 Examples:

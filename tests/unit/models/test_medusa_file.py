@@ -297,8 +297,9 @@ def test_damaged_safetensors_are_refused(tmp_path: Path) -> None:
         assert path.exists(), name
 
 
-def test_a_pickle_is_never_run(tmp_path: Path) -> None:
+def test_a_pickle_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pickle
+    import sys
 
     class Trap:
         def __reduce__(self) -> tuple[Any, ...]:
@@ -306,6 +307,9 @@ def test_a_pickle_is_never_run(tmp_path: Path) -> None:
 
     path = tmp_path / "medusa_lm_head.pt"
     path.write_bytes(pickle.dumps({"0.0.linear.weight": Trap()}))
+    with pytest.raises(CannotLoad, match=r"pickle|tensors only"):
+        read_checkpoint(path)
+    monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(CannotLoad, match="pickle") as error:
         read_checkpoint(path)
     assert error.value.hint
