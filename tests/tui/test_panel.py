@@ -75,8 +75,7 @@ def test_the_first_token_is_the_same_before_and_after_the_end() -> None:
 def test_the_figures_of_a_stored_reply_come_from_its_last_event() -> None:
     whole = record(Reply(LONG, accept=(2,)))
     assert whole.finished is not None
-    stored = Record("t")
-    stored.end(whole.finished)
+    stored = record_of("t", [whole.finished])
     assert of(stored).by_depth == of(whole).by_depth
     assert of(stored).token_ms == pytest.approx(of(whole).token_ms)
     assert "Kept by depth" in drawn(stored)
