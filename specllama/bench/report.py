@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from specllama.backend.cores import usable_cores
 from specllama.backend.devices import cpu_name
 from specllama.bench.experiment import Arm, RunFigures, Task, compare
-from specllama.bench.load import percentile
 from specllama.bench.outcome import Pairs, as_one, between, pairs
 from specllama.errors import ModelUnavailable
 from specllama.interface import EngineInfo, ModelInfo
@@ -137,6 +137,11 @@ def _rows(beside: Beside, figure: Callable[[RunFigures], float | None]) -> list[
     for plain, run in beside:
         rows[run.prompt, run.temperature].append((plain, run))
     return [pairs(row, figure) for row in rows.values()]
+
+
+def percentile(values: Sequence[float], at: float) -> float | None:
+    """Interpolate linearly between closest ranks; return None without values."""
+    return float(np.quantile(values, at)) if values else None
 
 
 SCHEMA = "specllama.bench.v2"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specllama.cli import diagnostics, loading, output
-from specllama.cli.listing import Column, json_option, listing, show_table
+from specllama.cli.listing import Column, json_option, show_table
 from specllama.cli.options import (
     LENGTH,
     LOADING,
@@ -33,14 +31,12 @@ from specllama.cli.options import (
 from specllama.cli.progress import Meter
 from specllama.errors import UsageError
 from specllama.paths import barred
-from specllama.remote.address import KEY_VARIABLE
 from specllama.settings.params import PROPOSERS
-from specllama.text import figure
 
 if TYPE_CHECKING:
     from specllama.bench.experiment import Arm
-    from specllama.bench.load import RemoteArm
     from specllama.bench.prompts import BenchPrompt
+    from specllama.bench.remote_arm import RemoteArm
     from specllama.bench.report import Comparison
     from specllama.engine.engine import Engine
     from specllama.engine.profiles import Profile
@@ -53,7 +49,6 @@ EPILOG = """\b
 Examples:
   specllama bench run                      the bundled pair, on and off
   specllama bench run --out before         write before.json and before.md
-  specllama bench load http://127.0.0.1:8484     several clients of a running server
 """
 RUN_EPILOG = """\b
 Examples:
@@ -224,7 +219,7 @@ def _arms(
 def _remote(
     urls: Sequence[str], engine: Engine, base: GenerateParams, *, ignore_eos: bool
 ) -> list[RemoteArm]:
-    from specllama.bench.load import remote_arms
+    from specllama.bench.remote_arm import remote_arms
 
     count = engine.count_tokens
     params = base.on_card(engine.info.target.card)  # servers know no card
@@ -305,78 +300,3 @@ def _show(result: Comparison, out: Path | None, as_json: bool) -> None:
         output.line(line)
     for path in written:
         diagnostics.say(f"wrote {path}")
-
-
-LOAD_EPILOG = """\b
-Examples:
-  specllama bench load http://127.0.0.1:8484                   one and four clients
-  specllama bench load http://127.0.0.1:8484#none http://127.0.0.1:8484
-                                               with and without drafting
-  specllama bench load http://127.0.0.1:8484 http://127.0.0.1:8080 --clients 8
-                                               beside another server (llama-server, vLLM, ...)
-"""
-
-
-@command.command("load", cls=GroupedCommand, epilog=LOAD_EPILOG)
-@click.argument("servers", nargs=-1, required=True, metavar="URL[#METHOD]…")
-@click.option(
-    "--clients", multiple=True, type=click.IntRange(1, 256), metavar="N",
-    help="Number of clients at the same time; repeatable. Default: 1 and 4.",
-)  # fmt: skip
-@prompts_option
-@number_option("-n", "--count", default=16, help="Number of requests in a wave.")
-@length_option(64, least=2)
-@number_option("-r", "--repetitions", default=3, help="Number of times that each wave is measured.")
-@number_option("--alone", default=8, least=0,
-               help="Number of requests that the first server gets again, one by one.")  # fmt: skip
-@click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True,
-              help="Sampling temperature of the replies.")  # fmt: skip
-@seed_option
-@json_option
-def load_command(
-    servers: tuple[str, ...],
-    clients: tuple[int, ...],
-    prompts: Path | None,
-    count: int,
-    max_tokens: int,
-    repetitions: int,
-    alone: int,
-    temperature: float,
-    seed: int,
-    as_json: bool,
-) -> None:
-    """Time running servers while several clients ask at once.
-
-    The servers get the same requests, in turns, and each wave gets other requests while there are
-    some. specllama recognises the engine. If a request can switch drafting, #none and #auto do so.
-
-    \b
-    ratio        tokens per second over those of the first server, with as many clients, and an
-                 interval that holds the ratio 19 of 20 times, from how much repetitions differ
-    first token  time to the first token, for half and for 95 % of the requests; reply: to the end
-    accepted     share of the drafted tokens, if the server reports it in its replies, or counts it
-                 while it has no other requests
-    pace         speed of the reply that fell furthest behind the first server's same reply
-    same text    replies that equal what the first server writes for one client alone (--alone)
-    """
-    from specllama.bench.experiment import tasks_of
-    from specllama.bench.load import COLUMNS, LoadRow, load_arm, rows, waves
-    from specllama.bench.prompts import load_prompts
-    from specllama.settings.params import GenerateParams
-
-    tasks = tasks_of(load_prompts(prompts), (temperature,), max_tokens, seed)
-    with ExitStack() as stack:
-        arms = []
-        for text in servers:
-            arms.append(load_arm(text, GenerateParams(), os.environ.get(KEY_VARIABLE, "")))
-            stack.callback(arms[-1].close)
-        told = []
-        for wave in waves(arms, tasks, count, clients or (1, 4), repetitions):
-            told.append(wave)
-            if not as_json:
-                speed = figure(wave.tok_per_s, ".1f")
-                diagnostics.note(f"{wave.arm}, {wave.clients} clients: {speed} tok/s")
-        answers = [arms[0].answer(task, 0) for task in tasks[:alone]]
-        found = rows(told, {(one.prompt, one.temperature): one.text for one in answers})
-    columns = [Column(head, cell, right=i > 0) for i, (head, cell) in enumerate(COLUMNS.items())]
-    listing(as_json, "rows", found, columns, to_dict=LoadRow.to_dict)

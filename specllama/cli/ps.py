@@ -145,7 +145,7 @@ def top(url: str, api_key_file: Path | None, as_json: bool) -> int:
         board.take(event)
         if not live:
             if event.get("type") in ("finish", "counters"):
-                output.line(board.lines(200)[0].text)
+                output.line(board.lines(200)[0])
             continue
         if monotonic() < drawn + _DRAW_S and event.get("type") not in _DRAWN:
             continue
@@ -153,6 +153,6 @@ def top(url: str, api_key_file: Path | None, as_json: bool) -> int:
         size = shutil.get_terminal_size()  # 80 by 24 where it is not known
         lines = board.lines(size.columns - 1, size.lines - 1)
         up = f"\x1b[{shown}F" if shown else ""
-        output.write_styled(up + "".join(f"\x1b[2K{line.text}\n" for line in lines) + "\x1b[J")
+        output.write_styled(up + "".join(f"\x1b[2K{line}\n" for line in lines) + "\x1b[J")
         shown = len(lines)
     return diagnostics.Exit.OK

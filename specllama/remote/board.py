@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from time import monotonic
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from specllama.rates import share
 from specllama.remote.answers import Counters
@@ -63,27 +63,20 @@ class WatchedLane:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class BoardLine:
-    text: str
-    kind: Literal["head", "columns", "live", "over"]
-
-
 class ServerWatch(Protocol):
     """A view of a server, from its events."""
 
     def take(self, event: dict[str, Any]) -> None:
         """Take in one event."""
 
-    def _lines(self, width: int) -> Iterator[BoardLine]:
+    def _lines(self, width: int) -> Iterator[str]:
         """Yield the view."""
 
-    def lines(self, width: int, height: int = 100) -> list[BoardLine]:
+    def lines(self, width: int, height: int = 100) -> list[str]:
         """Return the view, cleaned and fitted to the width and height of a terminal."""
         return [
-            BoardLine(text if len(text) <= width else f"{text[: width - 3]}...", line.kind)
-            for line in self._lines(width)
-            for text in (sanitize_line(line.text),)
+            text if len(text) <= width else f"{text[: width - 3]}..."
+            for text in map(sanitize_line, self._lines(width))
         ][:height]
 
 
@@ -149,25 +142,24 @@ class Board(ServerWatch):
             self._written.popleft()
         return sum(n for _, n in self._written) / _LATELY_S
 
-    def _lines(self, width: int) -> Iterator[BoardLine]:
+    def _lines(self, width: int) -> Iterator[str]:
         head = [f"{self.model}: {self.running} of {self.lanes} lanes", f"{self.waiting} waiting",
                 f"{self.speed:.0f} tok/s", *filter(None, [self._passes])]  # fmt: skip
-        yield BoardLine(", ".join(head), "head")
+        yield ", ".join(head)
         if "live" in (told := self._figures):
             cells = told["live"] + told["dead"] + told["free"]
-            context = (
+            yield (
                 f"context: {told['live']} of {cells} cells in use, {told['dead']} old, "
                 f"{size(told['parked_bytes'])} of idle texts, "
                 f"{told['preemptions']} made to wait"
             )
-            yield BoardLine(context, "head")
-        yield BoardLine("", "head")
+        yield ""
         titles = [name for name, _, _ in _COLUMNS]
-        yield BoardLine(_row((*titles, "why so many"), width), "columns")
+        yield _row((*titles, "why so many"), width)
         for id, lane in self.seen.items():
-            yield BoardLine(_row(lane.cells(id), width), "over" if lane.over else "live")
+            yield _row(lane.cells(id), width)
         if not self.seen:
-            yield BoardLine("no request since this began", "over")
+            yield "no request since this began"
 
 
 def _row(cells: tuple[str, ...], width: int) -> str:
@@ -198,9 +190,9 @@ class Gauges(ServerWatch):
         known["accepted_at"] = tuple(known.get("accepted_at", ()))
         self._looks.append((monotonic(), Counters(**known)))
 
-    def _lines(self, width: int) -> Iterator[BoardLine]:
+    def _lines(self, width: int) -> Iterator[str]:
         if not self._looks:
-            yield BoardLine(f"{self.title}: not heard of yet", "over")
+            yield f"{self.title}: not heard of yet"
             return
         at, now = self._looks[-1]
         then_at, then = next(look for look in self._looks if look[0] >= at - _RECENT_S)
@@ -209,8 +201,7 @@ class Gauges(ServerWatch):
         if speed is not None and at > then_at:
             head += f", {speed / (at - then_at):.0f} tok/s"
         whole = f"{self.title}: {head}"
-        for text in [whole] if len(whole) <= width else [self.title, head]:
-            yield BoardLine(text, "head")
+        yield from [whole] if len(whole) <= width else [self.title, head]
         drafted, accepted = (_grown(getattr(then, name), getattr(now, name))
                              for name in ("drafted", "accepted"))  # fmt: skip
         passes = _grown(then.drafts, now.drafts)
@@ -221,8 +212,8 @@ class Gauges(ServerWatch):
             lately = f"{now.per_round:.2f} tokens a pass"
         elif now.drafted is None:
             lately = "no drafting is counted: this server does not speculate, or does not tell"
-        yield BoardLine(f"of late: {lately}", "head")
-        yield BoardLine(f"since it was started: {_kept(now.accepted, now.drafted)}", "head")
+        yield f"of late: {lately}"
+        yield f"since it was started: {_kept(now.accepted, now.drafted)}"
 
 
 def _grown(before: int | None, now: int | None) -> int | None:

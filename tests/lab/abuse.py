@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 import httpx2
 from servers import Serving, serving
 
-from specllama.bench.load import percentile
+from specllama.bench.report import percentile
 from specllama.engine.host import EngineFactory, LoadEngine
 from specllama.server.guard import Access
 from specllama.settings.params import EngineOptions

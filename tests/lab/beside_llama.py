@@ -100,12 +100,12 @@ def served(on: Ground, kept: Kept, mode: str, *, show: bool) -> Iterator[list[An
 
 
 def loaded(on: Ground, urls: dict[str, str], clients: int) -> list[dict[str, Any]]:
-    """The rows of ``bench load`` for so many clients, each with the name of its arm."""
+    """The rows of ``load_servers.py`` for so many clients, each with the name of its arm."""
     with tempfile.TemporaryDirectory() as folder:
         prompts = Path(folder, "prompts.jsonl")
         lines = [json.dumps(request(task.prompt)) for task in on.tasks()]
         prompts.write_text("\n".join(lines), "utf-8")
-        command = [sys.executable, "-m", "specllama", "bench", "load", *urls, "--json"]
+        command = [sys.executable, str(ROOT / "tests/lab/load_servers.py"), *urls, "--json"]
         command += ["--clients", str(clients), "-n", str(max(4, 2 * clients)), "--alone", "0"]
         command += ["-r", str(on.rounds), "--max-tokens", str(min(SERVED_TOKENS, on.tokens))]
         command += ["--temperature", str(on.temperature), "--prompts", str(prompts)]

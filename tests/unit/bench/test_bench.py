@@ -31,10 +31,10 @@ from specllama.bench.experiment import (
     Task,
     compare,
 )
-from specllama.bench.load import percentile
 from specllama.bench.prompts import SLICES, BenchPrompt, half, load_prompts
 from specllama.bench.report import (
     Comparison,
+    percentile,
     provenance,
     report_document,
     write_reports,

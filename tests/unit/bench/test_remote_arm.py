@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from specllama.bench.experiment import RunFigures, Task
-from specllama.bench.load import RemoteArm
 from specllama.bench.prompts import BenchPrompt
+from specllama.bench.remote_arm import RemoteArm
 from specllama.bench.report import Comparison, provenance_lines
 from specllama.interface import Message
 from specllama.remote.address import Address

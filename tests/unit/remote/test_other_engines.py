@@ -499,7 +499,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lines(watch: Gauges, width: int = 80) -> list[str]:
-    found = [line.text for line in watch.lines(width)]
+    found = watch.lines(width)
     assert all(len(line) <= width for line in found)
     return found
 
@@ -540,7 +540,7 @@ def test_a_server_is_watched(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         watch, events = watched(Address(server.url))
         for event in itertools.islice(events, 2):
             watch.take(event)
-    assert "0 running, 0 waiting" in watch.lines(100)[0].text
+    assert "0 running, 0 waiting" in watch.lines(100)[0]
 
 
 def test_one_that_counts_nothing_says_so_and_what_to_do() -> None:

@@ -1,150 +1,49 @@
-"""Other engines: as arms of a comparison, and servers under load.
+"""Servers under load: several clients that send one request after another.
 
-They run already, and are used as a client uses them: they get the same messages, limits, seeds and
-sampler settings; each puts the messages into its own chat template. Times are those of the client,
-from the request on.
+    python tests/lab/load_servers.py URL[#METHOD] ... [--clients N] [-n 16] [-r 3] [--json]
 
-Under load, clients send one request after another. Arms take turns within every repetition, and
-only what was measured side by side is compared, since machines drift. Every arm gets the same
-prompts with the same seeds, every wave others, as long as there are some: what a server has in its
-cache is not measured again.
+Servers take turns within every repetition, and only what was measured side by side is compared,
+since machines drift. Every server gets the same prompts with the same seeds, every wave others, as
+long as there are some: what a server has in its cache is not measured again.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from itertools import cycle, islice, product
+from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
 from typing import Any
 from urllib.parse import urldefrag
 
-import numpy as np
+import click
 
-from specllama.bench.experiment import RunFigures, Task
+from specllama.bench.experiment import RunFigures, Task, tasks_of
 from specllama.bench.outcome import as_one, pairs, ratio_words
+from specllama.bench.prompts import load_prompts
+from specllama.bench.remote_arm import LONG, RemoteArm
+from specllama.bench.report import percentile
+from specllama.cli import diagnostics
+from specllama.cli.listing import Column, json_option, listing
+from specllama.cli.options import (
+    GroupedCommand,
+    length_option,
+    number_option,
+    prompts_option,
+    seed_option,
+)
 from specllama.errors import UsageError
 from specllama.rates import share, total
-from specllama.remote.address import Address
+from specllama.remote.address import KEY_VARIABLE, Address
 from specllama.remote.answers import Drafted
-from specllama.remote.foreign import ForeignEngine
 from specllama.remote.remote_engine import open_remote
 from specllama.settings.params import PROPOSERS, GenerateParams
 from specllama.text import figure, percent
-
-LONG = 24  # tokens of a reply whose pace tells something: an event may hold a whole round
-Count = Callable[[str], int]
-# what changes nothing at temperature 0, and is refused by some engines while they draft
-IDLE: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-
-
-@dataclass(slots=True)
-class RemoteArm:
-    """A server under some parameters.
-
-    Args:
-        params: sampling; temperature, seed and length come from the task.
-        speculation: on or off, where a request can say so; None leaves it to the server.
-        count: tokens of a text, for replies that the server does not count.
-    """
-
-    engine: ForeignEngine
-    params: GenerateParams
-    speculation: bool | None = None
-    name: str = ""
-    count: Count | None = None
-
-    def __post_init__(self) -> None:
-        state = {None: "", False: " plain", True: " drafting"}[self.speculation]
-        self.name = self.name or self.engine.kind.title + state
-        self.params = self.params.replace(from_card=())
-
-    def run(self, task: Task, repetition: int) -> RunFigures:
-        """Run a task alone: the server's counters replace figures that the answer lacks."""
-        return self.answer(task, repetition, alone=True)
-
-    def answer(self, task: Task, repetition: int, *, alone: bool = False) -> RunFigures:
-        chosen = {"temperature": task.temperature} | ({} if task.temperature else IDLE)
-        params = task.wish(self.params, sampling=replace(self.params.sampling, **chosen))
-        answered = self.engine.ask(
-            task.prompt.content, params, stream=True, speculation=self.speculation, counted=alone
-        )
-        first_s, draft = answered.first_s or answered.seconds, answered.draft
-        text, tokens = answered.reasoning + answered.text, answered.tokens
-        if tokens is None:
-            tokens = 0 if self.count is None else self.count(text)
-        return RunFigures.told(
-            self.name,
-            task,
-            repetition,
-            tokens=tokens,
-            decode_s=answered.seconds - first_s if tokens >= LONG else 0.0,
-            total_s=answered.seconds,
-            ttft_s=first_s,
-            drafted=None if draft is None else draft.drafted,
-            accepted=None if draft is None else draft.accepted,
-            text=text,
-        )
-
-    def close(self) -> None:
-        self.engine.close()
-
-    def to_dict(self) -> dict[str, str]:
-        """Describe the server, as far as it reports itself: for the provenance of a report."""
-        engine = self.engine
-        return {
-            "arm": self.name,
-            "url": engine.address.url,
-            "engine": engine.name,
-            "model": engine.model.id,
-            "flags": engine.flags,
-        }
-
-
-def load_arm(text: str, params: GenerateParams, key: str = "") -> RemoteArm:
-    """Open an arm from ``URL`` or ``URL#METHOD``, which names the method to draft with.
-
-    Raises:
-        UsageError: it is something else, or that server cannot be told to draft so.
-        SpecllamaError: nobody answers there.
-    """
-    url, proposer = urldefrag(text)
-    if not url or proposer not in ("", *PROPOSERS):
-        raise UsageError(
-            f"cannot read the server {text!r}", "for example http://127.0.0.1:8484#none"
-        )
-    engine = open_remote(Address(url, key))
-    if proposer and not engine.kind.switches:
-        engine.close()
-        raise UsageError(
-            f"{engine.kind.title} cannot be told how to draft", f"leave out #{proposer}"
-        )
-    params = params.replace(proposer=proposer or params.proposer)
-    speculation = proposer != "none" if proposer else None
-    return RemoteArm(engine, params, speculation=speculation, name=text)
-
-
-def remote_arms(
-    server: Address, params: GenerateParams, *, ignore_eos: bool, count: Count | None = None
-) -> list[RemoteArm]:
-    """Open an arm for a server; two, plain and drafting, if a request can switch it.
-
-    Raises:
-        SpecllamaError: nobody answers there.
-        UsageError: it ends its replies before the length that every arm is to write.
-    """
-    engine = open_remote(server)
-    if ignore_eos and "ignore_eos" not in engine.kind.fields:
-        engine.close()
-        raise UsageError(
-            f"{engine.kind.title} ends a reply where its model does, and the other arms go on",
-            "compare whole replies: --no-ignore-eos",
-        )
-    ways = (False, True) if engine.kind.switches else (None,)
-    return [RemoteArm(engine, params, speculation=way, count=count) for way in ways]
-
 
 SETTLES_S = 0.3  # counters that lag behind the replies
 Alone = Mapping[tuple[str, float], str]
@@ -215,11 +114,6 @@ class LoadRow:
         return vars(self) | {"ratio": ratio}
 
 
-def percentile(values: Sequence[float], at: float) -> float | None:
-    """Interpolate linearly between closest ranks; return None without values."""
-    return float(np.quantile(values, at)) if values else None
-
-
 COLUMNS: dict[str, Callable[[LoadRow], str]] = {
     "server": lambda row: row.arm,
     "clients": lambda row: str(row.clients),
@@ -256,7 +150,7 @@ def waves(
 def _wave(arm: RemoteArm, clients: int, repetition: int, asked: Sequence[Task]) -> Wave:
     before, begin = arm.engine.counters(), perf_counter()
     with ThreadPoolExecutor(clients) as pool:
-        answers = list(pool.map(lambda task: arm.answer(task, repetition), asked))
+        answers = list(pool.map(lambda task: arm.run(task, repetition, alone=False), asked))
     wave = Wave(arm.name, clients, repetition, perf_counter() - begin, answers)
     drafted = total([answer.drafted for answer in answers])
     accepted = total([answer.accepted for answer in answers])
@@ -295,3 +189,100 @@ def _slowest(wave: Wave, usual: Wave) -> float | None:
          and (was := speeds.get((answer.prompt, answer.temperature)))),
         default=None,
     )  # fmt: skip
+
+
+def load_arm(text: str, params: GenerateParams, key: str = "") -> RemoteArm:
+    """Open an arm from ``URL`` or ``URL#METHOD``, which names the method to draft with.
+
+    Raises:
+        UsageError: it is something else, or that server cannot be told to draft so.
+        SpecllamaError: nobody answers there.
+    """
+    url, proposer = urldefrag(text)
+    if not url or proposer not in ("", *PROPOSERS):
+        raise UsageError(
+            f"cannot read the server {text!r}", "for example http://127.0.0.1:8484#none"
+        )
+    engine = open_remote(Address(url, key))
+    if proposer and not engine.kind.switches:
+        engine.close()
+        raise UsageError(
+            f"{engine.kind.title} cannot be told how to draft", f"leave out #{proposer}"
+        )
+    params = params.replace(proposer=proposer or params.proposer)
+    speculation = proposer != "none" if proposer else None
+    return RemoteArm(engine, params, speculation=speculation, name=text)
+
+
+EPILOG = """\b
+Examples:
+  python tests/lab/load_servers.py http://127.0.0.1:8484                   one and four clients
+  python tests/lab/load_servers.py http://127.0.0.1:8484#none http://127.0.0.1:8484
+                                               with and without drafting
+  python tests/lab/load_servers.py http://127.0.0.1:8484 http://127.0.0.1:8080 --clients 8
+                                               beside another server (llama-server, vLLM, ...)
+"""
+
+
+@click.command("load", cls=GroupedCommand, epilog=EPILOG)
+@click.argument("servers", nargs=-1, required=True, metavar="URL[#METHOD]…")
+@click.option(
+    "--clients", multiple=True, type=click.IntRange(1, 256), metavar="N",
+    help="Number of clients at the same time; repeatable. Default: 1 and 4.",
+)  # fmt: skip
+@prompts_option
+@number_option("-n", "--count", default=16, help="Number of requests in a wave.")
+@length_option(64, least=2)
+@number_option("-r", "--repetitions", default=3, help="Number of times that each wave is measured.")
+@number_option("--alone", default=8, least=0,
+               help="Number of requests that the first server gets again, one by one.")  # fmt: skip
+@click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True,
+              help="Sampling temperature of the replies.")  # fmt: skip
+@seed_option
+@json_option
+def load_command(
+    servers: tuple[str, ...],
+    clients: tuple[int, ...],
+    prompts: Path | None,
+    count: int,
+    max_tokens: int,
+    repetitions: int,
+    alone: int,
+    temperature: float,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Time running servers while several clients ask at once.
+
+    The servers get the same requests, in turns, and each wave gets other requests while there are
+    some. specllama recognises the engine. If a request can switch drafting, #none and #auto do so.
+
+    \b
+    ratio        tokens per second over those of the first server, with as many clients, and an
+                 interval that holds the ratio 19 of 20 times, from how much repetitions differ
+    first token  time to the first token, for half and for 95 % of the requests; reply: to the end
+    accepted     share of the drafted tokens, if the server reports it in its replies, or counts it
+                 while it has no other requests
+    pace         speed of the reply that fell furthest behind the first server's same reply
+    same text    replies that equal what the first server writes for one client alone (--alone)
+    """
+    tasks = tasks_of(load_prompts(prompts), (temperature,), max_tokens, seed)
+    with ExitStack() as stack:
+        arms = []
+        for text in servers:
+            arms.append(load_arm(text, GenerateParams(), os.environ.get(KEY_VARIABLE, "")))
+            stack.callback(arms[-1].close)
+        told = []
+        for wave in waves(arms, tasks, count, clients or (1, 4), repetitions):
+            told.append(wave)
+            if not as_json:
+                speed = figure(wave.tok_per_s, ".1f")
+                diagnostics.note(f"{wave.arm}, {wave.clients} clients: {speed} tok/s")
+        answers = [arms[0].run(task, 0, alone=False) for task in tasks[:alone]]
+        found = rows(told, {(one.prompt, one.temperature): one.text for one in answers})
+    columns = [Column(head, cell, right=i > 0) for i, (head, cell) in enumerate(COLUMNS.items())]
+    listing(as_json, "rows", found, columns, to_dict=LoadRow.to_dict)
+
+
+if __name__ == "__main__":
+    load_command()
