@@ -151,9 +151,9 @@ WHOLE   := --max-tokens 96 --no-ignore-eos -n 20
 METHODS ?= draft tree ngram suffix mixed merged lookahead self
 speed: $(VENV)/.installed-dev
 	$(BIN)/specllama tune $(PAIR) -n 5 -r 3
-	$(BIN)/specllama bench run $(PAIR) $(WHOLE) -r 3 --out speed-auto
+	$(BIN)/specllama bench run $(PAIR) $(WHOLE) -r 3 --json > speed-auto.json
 	$(BIN)/specllama bench run $(PAIR) $(WHOLE) -r 2 --temperature 0 \
-	  $(addprefix --proposer ,$(METHODS)) --out speed-methods
+	  $(addprefix --proposer ,$(METHODS)) --json > speed-methods.json
 	$(BIN)/python tests/lab/speed_table.py speed-methods.json speed-auto.json
 	$(BIN)/python tests/lab/speed_table.py speed-auto.json --temperature 1
 

@@ -1,4 +1,4 @@
-"""Comparisons of arms with a baseline, run by run: in figures, as JSON and as Markdown.
+"""Comparisons of arms with a baseline, run by run: in figures and as JSON.
 
 Every run is paired with the baseline's of the same prompt in the same repetition: machines drift,
 and only neighbours in time compare. ``outcome`` says what the pairs of a group are worth together.
@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from specllama.backend.cores import usable_cores
@@ -28,7 +27,7 @@ from specllama.interface import EngineInfo, ModelInfo
 from specllama.models.receipts import sha256_of
 from specllama.rates import GuessShares, share, total
 from specllama.store.rounds import package_versions
-from specllama.text import figure, sanitize
+from specllama.text import figure
 from specllama.verdict import judge
 
 Beside = Sequence[tuple[RunFigures, RunFigures]]
@@ -165,18 +164,11 @@ COLUMNS: dict[str, Callable[[Summary], str]] = {
     "TTFT ms": lambda s: _show(s.ttft_p50_s and s.ttft_p50_s * 1e3, ".0f"),
     "TTFT ratio": lambda s: _show(s.ttft_ratio, ".2f"),
     "accepted": _accepted,
-    "rejected": lambda s: str(s.rejected) if s.drafted else "",
-    "rounds": lambda s: str(s.rounds or ""),
     "same text": lambda s: "" if s.equal is None else f"{s.equal}/{s.compared}",
     "own time": lambda s: _show(s.other_share, ".1%"),
     "in run": lambda s: _show(s.in_run, ".2f", "×"),
 }
 """The columns of a report; an empty cell is a figure that was not measured."""
-
-
-def cells(s: Summary) -> list[str]:
-    """Return a row of the table."""
-    return [cell(s) for cell in COLUMNS.values()]
 
 
 def to_json(comparison: Comparison, *, texts: bool = False) -> dict[str, Any]:
@@ -269,37 +261,3 @@ def provenance_lines(data: dict[str, Any]) -> list[str]:
     if data.get("arguments"):
         lines.append("specllama " + " ".join(data["arguments"]))
     return lines
-
-
-def report_document(comparison: Comparison) -> str:
-    """Return the table of all summaries, with the circumstances of the measurement."""
-    summaries = comparison.summaries()
-    facts = (f"- {_in_line(line)}" for line in provenance_lines(comparison.provenance))
-    parts = ["# specllama bench", table(tuple(COLUMNS), list(map(cells, summaries)))]
-    return "\n\n".join([*parts, "## How this was measured", "\n".join(facts)]) + "\n"
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a table in Markdown."""
-    lines = (heads, ["---"] * len(heads), *rows)
-    return "\n".join(f"| {' | '.join(map(_in_line, cells))} |" for cells in lines)
-
-
-def _in_line(text: str) -> str:
-    """Write a text within a line of Markdown."""
-    return sanitize(text).replace("\n", " ").replace("|", "\\|")
-
-
-def write_reports(comparison: Comparison, out: Path) -> list[Path]:
-    """Write ``OUT.json`` and ``OUT.md``; return their paths."""
-    stem = out.with_suffix("") if out.suffix in (".json", ".md") else out
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    written, document = [], report_document(comparison)
-    for suffix, data in (
-        (".json", msgspec.json.format(msgspec.json.encode(to_json(comparison)), indent=1)),
-        (".md", document.encode()),
-    ):
-        path = stem.with_name(stem.name + suffix)
-        path.write_bytes(data)
-        written.append(path)
-    return written

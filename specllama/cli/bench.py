@@ -30,7 +30,6 @@ from specllama.cli.options import (
 )
 from specllama.cli.progress import Meter
 from specllama.errors import UsageError
-from specllama.paths import barred
 from specllama.settings.params import PROPOSERS
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   specllama bench run                      the bundled pair, on and off
-  specllama bench run --out before         write before.json and before.md
+  specllama bench run --json > before.json     every run, with versions and hashes
 """
 RUN_EPILOG = """\b
 Examples:
@@ -56,7 +55,7 @@ Examples:
   specllama bench run -m t.gguf -d d.gguf --slice code --temperature 0
   specllama bench run --against http://127.0.0.1:8000   beside a running vLLM, llama-server, ...
   specllama bench run --proposer draft --proposer tree     methods side by side
-  specllama bench run --out report                      report.json and report.md
+  specllama bench run --json > report.json              every run, with versions and hashes
 """
 
 
@@ -75,7 +74,7 @@ def command() -> None:
 
 
 USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "prompts", "count",
-         "max_tokens", "repetitions", "temperatures", "urls", "out", "as_json", "set")  # fmt: skip
+         "max_tokens", "repetitions", "temperatures", "urls", "as_json", "set")  # fmt: skip
 
 
 @command.command("run", cls=GroupedCommand, epilog=RUN_EPILOG, usual=USUAL)
@@ -123,7 +122,6 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "prompts",
     "repeatable.",
 )
 @settings_options(only=(*LOADING, "verify", "window", "draft-max"))
-@click.option("--out", type=click.Path(path_type=Path), help="Write OUT.json and OUT.md.")
 @json_option
 def run(
     prompts: Path | None,
@@ -137,7 +135,6 @@ def run(
     proposers: tuple[str, ...],
     lengths: tuple[int, ...],
     urls: tuple[str, ...],
-    out: Path | None,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -171,8 +168,6 @@ def run(
     base, usual = settings.generate_params(speculate=True), settings.given("temperature")
     temperatures = temperatures or ((0.0, 1.0) if usual is None else (usual,))
     proposers = proposers or (settings["proposer"],)
-    if out is not None and (why := barred(out.parent)):
-        raise UsageError(f"cannot write to {out.parent}: {why}", "name another place with --out")
     say_settings(settings)
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(loading.open_engine(settings, quiet=as_json, measured=True))
@@ -188,7 +183,7 @@ def run(
             result = Comparison.of(arms, tasks, repetitions=repetitions, progress=bar.at)
         facts |= {"prompts": [p.id for p in chosen], "against": [arm.to_dict() for arm in remote]}
         result.provenance = provenance(engine.info) | facts
-    _show(result, out, as_json)
+    _show(result, as_json)
 
 
 def _arms(
@@ -272,15 +267,9 @@ def _chosen(path: Path | None, slices: tuple[str, ...], count: int) -> list[Benc
     return prompts[:count]
 
 
-def _show(result: Comparison, out: Path | None, as_json: bool) -> None:
+def _show(result: Comparison, as_json: bool) -> None:
     from specllama.bench import report
 
-    written: list[Path] = []
-    if out is not None:
-        try:
-            written = report.write_reports(result, out)
-        except OSError as error:
-            raise UsageError(f"cannot write {out}: {error.strerror or error}") from None
     if as_json:
         output.json_line(report.to_json(result))
         return
@@ -298,5 +287,3 @@ def _show(result: Comparison, out: Path | None, as_json: bool) -> None:
     output.line()
     for line in report.provenance_lines(result.provenance):
         output.line(line)
-    for path in written:
-        diagnostics.say(f"wrote {path}")

@@ -109,17 +109,13 @@ def test_tune_refuses_two_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert "once" in capsys.readouterr().err
 
 
-def test_bench_run_table_and_reports(
-    capsys: pytest.CaptureFixture[str], prompts: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "report"
+def test_bench_run_table(capsys: pytest.CaptureFixture[str], prompts: Path) -> None:
     flags = ["--prompts", str(prompts), "--max-tokens", "12", "-r", "1", "--length", "2"]
-    assert invoke(["bench", "run", *flags, "--out", str(out)]) == 0
+    assert invoke(["bench", "run", *flags]) == 0
     text = capsys.readouterr().out
     for part in ("plain", "cold", "fixed 2", "T=0", "code T=1", "same text", "measured"):
         assert part in text
     assert "4/4" in text, "every reply equals plain decoding"
-    assert sorted(p.name for p in tmp_path.glob("report.*")) == ["report.json", "report.md"]
 
 
 def test_bench_run_json(capsys: pytest.CaptureFixture[str], prompts: Path) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from specllama.bench import report
+from markdown_table import table_of
+
 from specllama.bench.experiment import RunFigures
 from specllama.bench.outcome import Compared, as_one, between, pairs
 from specllama.bench.prompts import load_prompts
@@ -221,7 +222,7 @@ def words(one: Compared) -> str:
 def table(heads: Iterable[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a table, but for rows without a figure."""
     some = [row for row in rows if set(row[1:]) != {UNKNOWN}]
-    return report.table(["", *heads], some).splitlines()
+    return table_of(["", *heads], some).splitlines()
 
 
 def load_table(rows: Sequence[Sequence[dict[str, Any]]]) -> list[str]:

@@ -17,10 +17,11 @@ from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
+from markdown_table import table_of
 
 from specllama.bench.experiment import Arm, EngineArm, RunFigures, Task, edited, tasks_of
 from specllama.bench.prompts import half, load_prompts, schema_prompts
-from specllama.bench.report import Comparison, provenance, report_document
+from specllama.bench.report import COLUMNS, Comparison
 from specllama.engine.engine import Engine
 from specllama.engine.profiles import Profile
 from specllama.events import RoundDone
@@ -154,8 +155,8 @@ def main() -> None:
             expects = expecting(what, plain, tasks)
             arms.append(ToldArm(what, engine, base, begin=start, expects=expects))
         result = Comparison.of(arms, tasks, repetitions=asked.repetitions)
-        result.provenance = provenance(engine.info)
-        print(report_document(result))
+        rows = [[cell(one) for cell in COLUMNS.values()] for one in result.summaries()]
+        print(table_of(tuple(COLUMNS), rows))
         for arm in arms:
             worst = slowest_in_run([run for run in result.runs if run.arm == arm.name])
             print(f"{arm.name}: slowest {STRETCH} tokens in run: {worst and round(worst, 3)}")

@@ -2,7 +2,7 @@
 
     python tests/lab/speed_table.py REPORT.json… [--temperature T]
 
-The reports are what `bench run --out` wrote. `make speed` ends with this.
+The reports are what `bench run --json` prints. `make speed` ends with this.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from markdown_table import table_of
 
 from specllama.bench.report import SCHEMA
 from specllama.errors import UsageError
@@ -20,7 +21,7 @@ from specllama.files import DAMAGE
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """A report written by ``bench run --out``.
+    """A report printed by ``bench run --json``.
 
     Raises:
         UsageError: the file is missing or is not such a report.
@@ -64,7 +65,7 @@ def by_kind(reports: Sequence[dict[str, Any]], temperature: float = 0.0) -> list
         [f"`{method}`", *(cell(found.get(kind, {})) for kind in heads)]
         for method, found in speeds.items()
     ]
-    return report.table(["", *heads], table).splitlines()
+    return table_of(["", *heads], table).splitlines()
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from specllama.bench.report import table as table_of
+from markdown_table import table_of
 
 Found = Mapping[str, Any]
 Rows = list[list[str]]
