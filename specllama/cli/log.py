@@ -162,7 +162,7 @@ def show(run: str, turn: int | None, limit: int | None, as_json: bool) -> None:
 @click.option("--all", "every", is_flag=True, help="Add up all runs.")
 @json_option
 def stats(runs: tuple[str, ...], every: bool, as_json: bool) -> None:
-    """Totals, and acceptance by position and by source."""
+    """Show totals, and acceptance by position and by source."""
     paths = list_runs() if every else [find_run(run) for run in runs or ("last",)]
     if not paths:
         raise StoreError("there is no round log yet", "make one: specllama run 'Hello'")

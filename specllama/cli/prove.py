@@ -226,8 +226,6 @@ def _chosen(path: Path | None, skip: int, count: int, *, bound: bool) -> list[Be
     """Choose the prompts to prove with; ``bound`` adds shipped ones that constrain the reply."""
     from specllama.bench.prompts import load_prompts, schema_prompts
 
-    if count < 1:
-        raise click.BadParameter("give at least 1", param_hint="-n")
     loaded = load_prompts(path)
     if not 0 <= skip < len(loaded):
         raise click.BadParameter(f"there are {len(loaded)} prompts", param_hint="--skip")
