@@ -351,7 +351,6 @@ class Finished(Event):
         return None if name in self.unknown else getattr(self, name)
 
 
-Said = TextDelta | ReasoningDelta
 Report = Callable[[Event], object] | None  # hears of events, where somebody does
 Loading = LoadProgress | Measuring
 EVENT_TYPES: dict[str, type[Event]] = {

@@ -70,7 +70,6 @@ class _Scope:
 
 
 _scope: _Scope | None = None
-_last: list[Callable[[], object]] = []
 _stops: list[Callable[[], object]] = []
 _mouth: int | None = None  # where the C handler writes; it is open for good
 
@@ -97,11 +96,6 @@ def install() -> None:
 def stops(stop: Callable[[], object]) -> None:
     """Call ``stop`` at once when a signal comes, so that the main thread gets to raise."""
     _stops.append(stop)
-
-
-def leaving(clean: Callable[[], object]) -> None:
-    """Call ``clean``, in any thread, before a signal ends the process at once."""
-    _last.append(clean)
 
 
 @contextmanager
@@ -205,9 +199,6 @@ def _on_leave(number: int, frame: FrameType | None) -> None:
 
 
 def _leave(number: int) -> None:
-    for clean in _last:
-        with contextlib.suppress(Exception):
-            clean()
     with contextlib.suppress(OSError, ValueError, AttributeError):
         if sys.stderr.isatty():
             os.write(2, b"\r\x1b[K\x1b[?25h")  # a progress line, and the cursor it may have hidden
