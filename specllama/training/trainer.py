@@ -23,13 +23,11 @@ from torch import Tensor
 from specllama.arrays import IntArray
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_writer import Value
-from specllama.training.acceptance import ChainCount
 from specllama.training.eagle_head import EagleHead, HeadShape, law_loss
 from specllama.training.head_file import write_head
 from specllama.training.head_seed import seed_head
 from specllama.training.kept_training import fit_words, read_kept, write_kept
-from specllama.training.lessons import Lesson, TargetFacts
-from specllama.training.muon import Muon
+from specllama.training.lessons import ChainCount, Lesson, TargetFacts
 
 if TYPE_CHECKING:
     from specllama.training.features import Features
@@ -39,6 +37,7 @@ SHARE = 1 / 15  # of the time for measurements, at most
 LEAST_GAIN = 0.002  # tokens a pass
 AT_ONCE = 4096  # tokens of a batch that is measured
 BEGIN = 8192  # places to which a new head is fitted
+DECAY = 0.05  # of the matrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +135,7 @@ class Trainer:
         inner = [p for p in self.head.parameters() if p.ndim == 2 and p is not out]
         norms = [p for p in self.head.parameters() if p.ndim == 1]
         groups = [(norms, self.plan.adam), ([out], self.plan.output)]
-        self._muon = Muon(inner, self.plan.muon)
+        self._muon = torch.optim.Muon(inner, self.plan.muon, weight_decay=DECAY)
         self._adam = torch.optim.AdamW(
             [{"params": some, "base": rate} for some, rate in groups if some[0].requires_grad],
             betas=(0.9, 0.98),

@@ -6,8 +6,15 @@ from pathlib import Path
 import pytest
 from training_fakes import Clock, FakeWork
 
-from specllama.training.course import SAVE_S, Course
-from specllama.training.timetable import FIRST_S, LONGEST_S, cycle_s, outlook, writing_share
+from specllama.training.course import (
+    FIRST_S,
+    LONGEST_S,
+    SAVE_S,
+    Course,
+    cycle_s,
+    outlook,
+    writing_share,
+)
 from specllama.training.training_card import NAME, TrainingCard, beside, read_training_card
 
 

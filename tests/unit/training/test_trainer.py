@@ -16,7 +16,7 @@ from specllama.errors import SpecllamaError  # noqa: E402
 from specllama.models.eagle3_file import check  # noqa: E402
 from specllama.models.gguf import GgufHeader, read_header  # noqa: E402
 from specllama.models.tensors import read_tensor  # noqa: E402
-from specllama.training.acceptance import ChainCount  # noqa: E402
+from specllama.training.lessons import ChainCount  # noqa: E402
 from specllama.training.trainer import Trainer, TrainingFigures, TrainingPlan  # noqa: E402
 
 LAYERS, WIDTH, LIKELIEST = (1, 2, 3), 64, 8
