@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from specllama.models import trimmed
 from specllama.models.gguf import GgufHeader
 from specllama.training import questions as asking
 from specllama.training.corpus import Corpus, Sample
-from specllama.training.course import Amounts, Over
 from specllama.training.features import FeatureReader, Teacher, layers_read
 from specllama.training.questions import PromptList
 from specllama.training.shards import Shards
@@ -27,9 +26,31 @@ CHECKPOINT = "head.pt"
 _FULL = 0.9  # of the room for features, above which a reply that is read pushes another one out
 
 
+Over = Callable[[], bool]
+"""True once a phase has to end: asked several times a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """The contents of a training folder.
+
+    Attributes:
+        written: tokens of replies. held_out: replies that are for judging.
+        unread: replies whose features are gone, though there is room for them.
+        read: tokens whose features are there. disk: their bytes.
+        replies: to learn from, by kind.
+    """
+
+    written: int
+    held_out: int
+    read: int
+    unread: int
+    disk: int
+    replies: dict[str, int]
+
+
 class TargetPhases:
-    """The phases over a folder; see ``course.TrainingWork``. The target and the trainer are there
-    only while they are used.
+    """The phases over a folder. The target and the trainer are there only while they are used.
 
     Args:
         questions: that the target answers. disk: bytes of features, at most.
@@ -88,7 +109,11 @@ class TargetPhases:
         report: Callable[[Milestone], None],
         ahead: Callable[[], float | None],
     ) -> None:
-        """Go on with the training that is kept in the folder."""
+        """Train on until it is over or gains nothing; report each step, and figures in the end.
+
+        Args:
+            ahead: the share of the whole training that is ahead.
+        """
         import torch
 
         from specllama.training.trainer import Trainer, TrainingPlan

@@ -48,6 +48,10 @@ class Milestone:
         return found
 
     @property
+    def learned(self) -> str:
+        return f"{self.tokens:,} tokens learned, {self.words}"
+
+    @property
     def words(self) -> str:
         names = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
         said = ", ".join(f"{name} {one:.0%}" for name, one in zip(names, self.right, strict=False))

@@ -122,7 +122,6 @@ def begin(
     there: Milestone | None,
     *,
     fresh: bool,
-    resume: bool,
     sure: Callable[[str], None],
 ) -> TrainingCard:
     """Return the card of the training in a folder, or that of a new one.
@@ -131,16 +130,13 @@ def begin(
         asked: ``words``, ``seed`` as they were given.
         there: figures of the head that better ones replace, also if it is of another training.
         fresh: delete the former one.
-        resume: there has to be one.
         sure: asks before something is deleted; raises to keep it.
 
     Raises:
-        UsageError: the folder holds something else, or there is nothing to go on with.
+        UsageError: the folder holds something else.
     """
-    card, inside = (
-        read_training_card(folder / NAME),
-        [one for one in folder.iterdir() if one.name != LOCK],
-    )
+    card = read_training_card(folder / NAME)
+    inside = [one for one in folder.iterdir() if one.name != LOCK]
     if inside and card is None and not (folder / "texts.jsonl").exists():
         raise UsageError(f"{folder} holds other files", "give another --folder")
     if fresh and inside:
@@ -148,8 +144,6 @@ def begin(
         for one in inside:
             one.unlink()
         card = None
-    elif resume and card is None:
-        raise UsageError(f"there is no training in {folder}", "begin one without --resume")
     if card is None:
         words = asked["words"] or max(target.vocab_size // _A_SIXTH // _WHOLE * _WHOLE, _FEW)
         return TrainingCard(

@@ -16,7 +16,7 @@ from typing import Any
 
 from eagle_files import write_eagle3
 
-from specllama.training.course import Amounts, Over
+from specllama.training.phases import Amounts, Over, TargetPhases
 from specllama.training.training_card import METADATA, Milestone, TrainingCard
 
 STEP_S = 0.05
@@ -41,8 +41,8 @@ class FakeReply:
     prompt: tuple[int, ...] = (1, 2, 3)
 
 
-class FakeWork:
-    """The phases of ``course.TrainingWork``.
+class FakeWork(TargetPhases):
+    """The phases without a target.
 
     Args:
         best: tokens a pass that no training exceeds; with more text, it is reached sooner.
@@ -122,7 +122,7 @@ class FakeWork:
         write_eagle3(part, layers=(2, 4, 5), keys={METADATA: card.encoded().decode()})
         part.replace(path)
 
-    def held_out(self, n: int) -> Sequence[FakeReply]:
+    def held_out(self, n: int) -> Sequence[Any]:
         return [FakeReply()] * n
 
 
