@@ -57,13 +57,11 @@ class TargetFacts:
         words: the tokens that a head may guess, ascending.
 
     Raises:
-        UnsupportedModel: a model of several files, or of a kind that has no such norm.
+        UnsupportedModel: of a kind that has no such norm.
         CannotLoad: this build of llama.cpp does not decode a matrix.
     """
 
     def __init__(self, header: GgufHeader, words: IntArray) -> None:
-        if len(header.parts) > 1:
-            raise UnsupportedModel(f"{header.path.name} is split; a head is trained for one file")
         self.header, self.words = header, words
         self.width = header.embedding_length
         self._row = np.full(header.vocab_size, -1, np.int64)

@@ -16,7 +16,7 @@ from specllama.models import trimmed
 from specllama.models.gguf import GgufHeader
 from specllama.training import questions as asking
 from specllama.training.corpus import Corpus, Sample
-from specllama.training.features import FeatureReader, Teacher, layers_read
+from specllama.training.features import Teacher, layers_read, read_again
 from specllama.training.questions import PromptList
 from specllama.training.shards import Shards
 from specllama.training.training_card import METADATA, Milestone, TrainingCard
@@ -96,7 +96,7 @@ class TargetPhases:
         with self._teacher() as teacher:
             for held_out in (True, False):
                 samples = [*self._corpus.samples(held_out, self._shards.ids(held_out))][::-1]
-                with closing(FeatureReader(teacher).read(samples)) as found:  # type: ignore[type-var]
+                with closing(read_again(teacher, samples)) as found:
                     for features in found:
                         self._shards.add(features, held_out)
                         if over() or self._shards.n_bytes >= _FULL * self._shards.most_bytes:
@@ -137,19 +137,8 @@ class TargetPhases:
             found = trainer.judge_again()
             self._card.best = replace(best, right=found.right, per_pass=found.per_pass)
 
-        def told(figures: Any) -> None:
-            report(
-                Milestone(
-                    0,
-                    figures.tokens,
-                    figures.loss if figures.step else None,
-                    figures.right,
-                    figures.per_pass,
-                )
-            )
-
         try:
-            trainer.train(over, told, ahead)
+            trainer.train(over, report, ahead)
         finally:
             self._trainer = None
             del trainer
@@ -171,7 +160,7 @@ class TargetPhases:
         return trimmed.choose(self._target, self._card.words, counts)
 
     def _teacher(self) -> Teacher:
-        return Teacher.open(self._target.path, threads=self._threads)
+        return Teacher.open(self._target, threads=self._threads)
 
 
 def _give_memory_back() -> None:

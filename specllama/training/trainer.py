@@ -28,6 +28,7 @@ from specllama.training.head_file import write_head
 from specllama.training.head_seed import seed_head
 from specllama.training.kept_training import fit_words, read_kept, write_kept
 from specllama.training.lessons import ChainCount, Lesson, TargetFacts
+from specllama.training.training_card import Milestone
 
 if TYPE_CHECKING:
     from specllama.training.features import Features
@@ -73,26 +74,6 @@ class TrainingPlan:
     seed: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingFigures:
-    """The state of a training, in numbers.
-
-    Attributes:
-        tokens: trained on, each as often as it was. loss: of the first guess, in nats.
-        right: the share of right first, second, … guesses in held-out texts at temperature 0, each
-            given that those before it were; empty before the first measurement.
-        per_pass: tokens of a pass with chains of three guesses there.
-        best: the best ``per_pass`` so far, whose head is kept.
-    """
-
-    step: int = 0
-    tokens: int = 0
-    loss: float = math.nan
-    right: tuple[float, ...] = ()
-    per_pass: float = 0.0
-    best: float = 0.0
-
-
 class Trainer:
     """A head in training, kept in a file.
 
@@ -120,11 +101,10 @@ class Trainer:
     ) -> None:
         self.plan, self.kept = plan or TrainingPlan(), kept
         self.device = torch.device(device or best_device())
-        self.figures, self.stalled = TrainingFigures(), False
+        self.figures, self.best_per_pass, self.stalled = Milestone(), 0.0, False
         self.best: dict[str, Tensor] = {}
         self._features, self._held_out = features, held_out
         found = read_kept(kept, header)
-        layers = found.get("layers", layers)
         self.layers = tuple(layers)
         self.target = TargetFacts(header, words)
         torch.manual_seed(self.plan.seed)
@@ -152,7 +132,7 @@ class Trainer:
     def train(
         self,
         until: Callable[[], bool],
-        report: Callable[[TrainingFigures], None],
+        report: Callable[[Milestone], None],
         ahead: Callable[[], float | None] = lambda: None,
     ) -> None:
         """Train until it is enough; ``stalled`` tells that nothing was gained any more.
@@ -169,9 +149,9 @@ class Trainer:
         while True:
             now, enough = time.monotonic(), until()
             if enough or now >= measured:
-                before = self.figures.best
+                before = self.best_per_pass
                 self._measure()
-                lean = 0 if self.figures.best > before + LEAST_GAIN else lean + 1
+                lean = 0 if self.best_per_pass > before + LEAST_GAIN else lean + 1
                 self.stalled = lean > self.plan.patience
                 report(self.figures)
                 measured = time.monotonic() + max(MEASURED_S, (time.monotonic() - now) / SHARE)
@@ -220,7 +200,7 @@ class Trainer:
         row = torch.arange(len(places), device=self.device)[:, None]
         wanted = given.states[:, 1:]
         with self._numbers():
-            for k, h in enumerate(unrolled(self.head, given, places, steps)):
+            for k, h in enumerate(self.head.unroll(*given[:2], given.judged, places, steps)):
                 at, index, p, like = given.judged, given.index, given.p, wanted
                 if k:
                     # a chain begins in the window or just before it, at a judged place
@@ -262,13 +242,13 @@ class Trainer:
                         break
                     text = next(stream)
                 mix.append(text)
-                room -= size_of(text)
+                room -= text.n_bytes
             mix.sort(key=lambda text: len(text.tokens))
             at = int(torch.randint(len(mix), (), generator=self._dice))
             count = max(1, self.plan.batch // len(mix[at].tokens))
             at = max(0, min(at, len(mix) - count))
             some, mix[at : at + count] = mix[at : at + count], []
-            room += sum(map(size_of, some))
+            room += sum(one.n_bytes for one in some)
             yield some
 
     # -- the head at the start, and how good it is -------------------------------------------------
@@ -296,14 +276,10 @@ class Trainer:
     def _measure(self) -> None:
         """Measure the average of the weights in held-out texts; keep it if it is the best."""
         found = self.measure(self.average)
-        if found.per_pass > self.figures.best:
+        if found.per_pass > self.best_per_pass:
             self.best = {name: p.half().cpu() for name, p in self.average.state_dict().items()}
-        self.figures = replace(
-            self.figures,
-            right=found.right,
-            per_pass=found.per_pass,
-            best=max(self.figures.best, found.per_pass),
-        )
+            self.best_per_pass = found.per_pass
+        self.figures = replace(self.figures, right=found.right, per_pass=found.per_pass)
 
     def measure(self, head: EagleHead) -> ChainCount:
         """Count a head's right guesses in held-out texts."""
@@ -327,7 +303,7 @@ class Trainer:
         places = torch.arange(1, n, device=self.device).expand(b, -1)
         right = []
         with torch.no_grad(), self._numbers():
-            for k, h in enumerate(unrolled(head, given, places, self.plan.steps)):
+            for k, h in enumerate(head.unroll(*given[:2], given.judged, places, self.plan.steps)):
                 at = given.judged if k == 0 else given.judged[:, 1:]
                 hits = torch.zeros_like(given.judged)
                 guess = head.output(head.output_norm(h[at])).argmax(-1)
@@ -346,7 +322,7 @@ class Trainer:
         """Measure the best head so far in the held-out texts of now, which later ones must beat."""
         found = self.measure(self._chosen())
         if self.best:
-            self.figures = replace(self.figures, best=found.per_pass)
+            self.best_per_pass = found.per_pass
         return found
 
     def _chosen(self) -> EagleHead:
@@ -378,9 +354,8 @@ class Trainer:
         state = {
             "target": self.target.header.fingerprint,
             "words": torch.from_numpy(self.target.words),
-            "layers": list(self.layers),
             "half": self._half,
-            "seed": self.plan.seed,
+            "best_per_pass": self.best_per_pass,
             "figures": asdict(self.figures),
             "dice": self._dice.get_state(),
             "head": self.head.state_dict(),
@@ -397,18 +372,8 @@ class Trainer:
         self._muon.load_state_dict(found["muon"])
         self._adam.load_state_dict(found["adam"])
         self._dice.set_state(found["dice"])
-        self.best = found["best"]
-        figures = found["figures"]
-        self.figures = TrainingFigures(**{**figures, "right": tuple(figures["right"])})
-
-
-def unrolled(head: EagleHead, given: Lesson, places: Tensor, steps: int) -> Iterator[Tensor]:
-    return head.unroll(given.embedded, given.features, given.judged, places, steps)
-
-
-def size_of(text: Features) -> int:
-    """Return the bytes of a text's features."""
-    return int(text.inputs.nbytes + text.final.nbytes + text.top_ids.nbytes + text.top_p.nbytes)
+        self.best, self.best_per_pass = found["best"], found["best_per_pass"]
+        self.figures = Milestone(**found["figures"])
 
 
 def head_shape(header: GgufHeader, rows: int, layers: int) -> HeadShape:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -89,15 +88,12 @@ def held(folder: Path) -> Iterator[None]:
 
     if why := paths.barred(folder):
         raise UsageError(f"nothing can be kept in {folder}: {why}", "give another --folder")
-    lock = FileLock(paths.private_folder(folder) / LOCK, timeout=0, mode=0o600)
     try:
-        lock.acquire()
+        taken = FileLock(paths.private_folder(folder) / LOCK, timeout=0, mode=0o600).acquire()
     except Timeout:
         raise UsageError(f"another process trains in {folder}", "give another --folder") from None
-    try:
+    with taken:
         yield
-    finally:
-        lock.release()
 
 
 def room(folder: Path, asked: int) -> int:
@@ -169,7 +165,4 @@ def begin(
 
 
 def _bytes(file: Path) -> int:
-    try:
-        return os.stat(file).st_size
-    except OSError:
-        return 0
+    return file.stat().st_size

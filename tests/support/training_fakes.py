@@ -142,7 +142,7 @@ def main() -> None:
     from specllama import cli
     from specllama.training import course
 
-    course.TRY_S = course.FIRST_S = 0.4  # type: ignore[misc]
+    course.TRY_S = course.FIRST_S = 0.4
     replace_real(lambda folder: FakeWork(folder=folder), setattr)
     sys.argv = ["specllama", *sys.argv[1:]]
     cli.main()
