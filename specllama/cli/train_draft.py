@@ -124,15 +124,10 @@ def command(
     there = training_folder.head_there(out, header)
     folder = folder or training_folder.usual(header)
     options = resolve({"threads": threads}).engine_options()
+    if fresh and not yes and (folder / training_folder.NAME).exists():
+        diagnostics.confirm(f"delete what was learned in {folder}?", default=False)
     with training_folder.held(folder):
-        card = training_folder.begin(
-            folder,
-            header,
-            asked,
-            there,
-            fresh=fresh,
-            sure=lambda what: _sure(what, yes),
-        )
+        card = training_folder.begin(folder, header, asked, there, fresh=fresh)
         run = _Run(header, folder, out, card, asked, yes or not output.all_terminals())
         try:
             why, code = run.train(options)
@@ -145,11 +140,6 @@ def command(
         raise signals.Interrupted(code)
     if card.best is None:
         raise SpecllamaError("no head was made: the time was too short", "give more --minutes")
-
-
-def _sure(what: str, yes: bool) -> None:
-    if not yes:
-        diagnostics.confirm(what, default=False)
 
 
 def _again() -> str:
@@ -177,26 +167,11 @@ class _Run:
 
         stop, shown, asked = Event(), _Shown(), self.asked
         disk = training_folder.room(self.folder, int(asked["disk"] * 1e9))
-        work, without = open_work(
-            self.target,
-            self.folder,
-            self.card,
-            threads=options.threads,
-            texts=asked["texts"],
-            from_chats=asked["from_chats"],
-            disk=disk,
-        )
+        work, without = open_work(self.target, self.folder, self.card, disk, options.threads, asked)
         if without:
             diagnostics.note(f"not read: {without}")
-        course = Course(
-            work,
-            self.folder,
-            self.card,
-            self.out,
-            60 * asked["minutes"] * _FOR_TRAINING,
-            stopped=stop.is_set,
-            tell=shown.tell,
-        )
+        seconds, stopped = 60 * asked["minutes"] * _FOR_TRAINING, stop.is_set
+        course = Course(work, self.folder, self.card, self.out, seconds, stopped, shown.tell)
         with signals.stop_on_signals(stop) as measuring, closing(shown):
             course.measure()
         if not measuring:

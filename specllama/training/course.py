@@ -71,7 +71,6 @@ class Course:
         card: TrainingCard,
         out: Path,
         seconds: float,
-        *,
         stopped: Over,
         tell: Callable[[News, Course], None],
         clock: Callable[[], float] = time.monotonic,

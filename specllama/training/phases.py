@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -173,24 +173,25 @@ def open_work(
     target: GgufHeader,
     folder: Path,
     card: TrainingCard,
-    *,
-    threads: int | None,
-    texts: Sequence[str],
-    from_chats: bool,
     disk: int,
+    threads: int | None,
+    asked: Mapping[str, Any],
 ) -> tuple[TargetPhases, str]:
     """Open the phases of a training; also return, in words, which files of texts were left out.
+
+    Args:
+        asked: ``texts``, names of files and folders; ``from_chats``, the person's own are read.
 
     Raises:
         UsageError: there is no text in ``texts``.
         StoreError: the folder cannot be read or written.
     """
     without, lists, sources = "", list[PromptList](), list[str]()
-    if texts:
-        found, without = asking.of_texts(texts)
+    if asked["texts"]:
+        found, without = asking.of_texts(asked["texts"])
         lists.append(found)
         sources.append(f"{len(found):,} questions about own texts")
-    if from_chats:
+    if asked["from_chats"]:
         lists.append(chats := asking.of_chats())
         sources.append(f"{len(chats):,} questions of own chats")
     questions = sum(lists, asking.shipped())

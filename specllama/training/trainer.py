@@ -99,7 +99,8 @@ class Trainer:
         plan: TrainingPlan | None = None,
         device: str = "",
     ) -> None:
-        self.plan, self.kept = plan or TrainingPlan(), kept
+        plan = self.plan = plan or TrainingPlan()
+        self.kept = kept
         self.device = torch.device(device or best_device())
         self.figures, self.best_per_pass, self.stalled = Milestone(), 0.0, False
         self.best: dict[str, Tensor] = {}
@@ -111,17 +112,12 @@ class Trainer:
         self._dice = torch.Generator().manual_seed(self.plan.seed)
         self.head = EagleHead(head_shape(header, len(words), len(layers))).to(self.device)
         self.average = copy.deepcopy(self.head).requires_grad_(False)
-        out = self.head.output.weight.requires_grad_(self.plan.output > 0)
+        out = self.head.output.weight
         inner = [p for p in self.head.parameters() if p.ndim == 2 and p is not out]
         norms = [p for p in self.head.parameters() if p.ndim == 1]
-        groups = [(norms, self.plan.adam), ([out], self.plan.output)]
-        self._muon = torch.optim.Muon(inner, self.plan.muon, weight_decay=DECAY)
-        self._adam = torch.optim.AdamW(
-            [{"params": some, "base": rate} for some, rate in groups if some[0].requires_grad],
-            betas=(0.9, 0.98),
-            eps=1e-10,
-            weight_decay=0.0,
-        )
+        self._muon = torch.optim.Muon([{"params": inner, "base": plan.muon}], weight_decay=DECAY)
+        groups = [{"params": norms, "base": plan.adam}, {"params": [out], "base": plan.output}]
+        self._adam = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-10, weight_decay=0.0)
         self._half = found["half"] if found else half_pays(self.device)
         if found:
             fit_words(found, self.target)
@@ -170,8 +166,7 @@ class Trainer:
         factor = min(1.0, (step + 1) / plan.warm)
         if ahead is not None:
             factor *= max(0.02, min(1.0, ahead / plan.cooling))
-        self._muon.param_groups[0]["lr"] = plan.muon * factor
-        for group in self._adam.param_groups:
+        for group in (*self._muon.param_groups, *self._adam.param_groups):
             group["lr"] = group["base"] * factor
         given = self.target.lesson(texts).to(self.device)
         steps = plan.steps if self.figures.tokens >= plan.short else 1

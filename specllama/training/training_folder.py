@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,7 @@ def room(folder: Path, asked: int) -> int:
     Raises:
         SpecllamaError: the disk is full.
     """
-    free = shutil.disk_usage(folder).free + sum(map(_bytes, folder.iterdir()))
+    free = shutil.disk_usage(folder).free + sum(one.stat().st_size for one in folder.iterdir())
     most = min(asked, int(_OF_FREE * free))
     if most < _LEAST:
         raise SpecllamaError(
@@ -118,7 +118,6 @@ def begin(
     there: Milestone | None,
     *,
     fresh: bool,
-    sure: Callable[[str], None],
 ) -> TrainingCard:
     """Return the card of the training in a folder, or that of a new one.
 
@@ -126,7 +125,6 @@ def begin(
         asked: ``words``, ``seed`` as they were given.
         there: figures of the head that better ones replace, also if it is of another training.
         fresh: delete the former one.
-        sure: asks before something is deleted; raises to keep it.
 
     Raises:
         UsageError: the folder holds something else.
@@ -136,7 +134,6 @@ def begin(
     if inside and card is None and not (folder / "texts.jsonl").exists():
         raise UsageError(f"{folder} holds other files", "give another --folder")
     if fresh and inside:
-        sure(f"delete what was learned in {folder} ({size(sum(map(_bytes, inside)))})?")
         for one in inside:
             one.unlink()
         card = None
@@ -162,7 +159,3 @@ def begin(
     if there is None or card.best is None or there.tokens != card.best.tokens:
         card.best, card.own = there, False
     return card
-
-
-def _bytes(file: Path) -> int:
-    return file.stat().st_size

@@ -71,10 +71,7 @@ class Writer:
         try:
             with suppress(Cancelled):
                 while not until():
-                    while (
-                        len(running) < self._teacher.lanes
-                        and (one := self._next(waiting)) is not None
-                    ):
+                    while len(running) < lanes and (one := self._next(waiting)):
                         running.append(one)
                     if not running:
                         return

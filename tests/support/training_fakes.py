@@ -134,7 +134,7 @@ def replace_real(work: Callable[[Path], FakeWork], set: Callable[[Any, str, Any]
 
     found = payback.Payback(step=0.1, row=0.1, kept=0.5, length=2, speed=1.3)
     set(diagnostics, "require_extra", lambda *names: None)
-    set(phases, "open_work", lambda target, folder, card, **more: (work(folder), ""))
+    set(phases, "open_work", lambda target, folder, *more: (work(folder), ""))
     set(payback, "payback", lambda *args: found)
 
 
