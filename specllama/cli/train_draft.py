@@ -116,7 +116,7 @@ def command(
     diagnostics.require_extra("train", "torch")
     from specllama.models import refs
     from specllama.models.gguf import read_header
-    from specllama.training import training_folder
+    from specllama.training import training_card, training_folder
 
     header = read_header(refs.resolve(target))
     training_folder.require_trainable(header)
@@ -124,7 +124,7 @@ def command(
     there = training_folder.head_there(out, header)
     folder = folder or training_folder.usual(header)
     options = resolve({"threads": threads}).engine_options()
-    if fresh and not yes and (folder / training_folder.NAME).exists():
+    if fresh and not yes and (folder / training_card.NAME).exists():
         diagnostics.confirm(f"delete what was learned in {folder}?", default=False)
     with training_folder.held(folder):
         card = training_folder.begin(folder, header, asked, there, fresh=fresh)

@@ -1,5 +1,7 @@
-"""Lessons for a head: texts of a target with its states and laws, as tensors side by side; and the
-acceptance of its guesses in them, as chains of guesses would be accepted."""
+"""Lessons for a head: texts of a target with its states and laws, as tensors side by side.
+
+Also the acceptance of its guesses in them, as chains of guesses would be accepted.
+"""
 
 from __future__ import annotations
 
