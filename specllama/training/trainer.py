@@ -162,7 +162,7 @@ class Trainer:
 
     def _learn(self, texts: Sequence[Features], ahead: float | None) -> None:
         """Learn from a minibatch."""
-        plan, step = self.plan, self.figures.step
+        plan, step, before = self.plan, self.figures.step, self.figures.loss
         factor = min(1.0, (step + 1) / plan.warm)
         if ahead is not None:
             factor *= max(0.02, min(1.0, ahead / plan.cooling))
@@ -183,7 +183,7 @@ class Trainer:
             self.figures,
             step=step + 1,
             tokens=self.figures.tokens + sum(len(text.tokens) for text in texts),
-            loss=first if step == 0 else 0.95 * self.figures.loss + 0.05 * first,
+            loss=first if before is None else 0.95 * before + 0.05 * first,
         )
 
     def losses(self, given: Lesson, places: Tensor, steps: int) -> tuple[Tensor, float]:
