@@ -48,7 +48,6 @@ from specllama.models.recipe.tokenizer import load_tokenizer
 from specllama.models.recipe.train import Packer
 from specllama.training.eagle_head import EagleHead
 from specllama.training.head_seed import seed_head
-from specllama.training.muon import Muon
 
 STEPS = 5  # of the unrolled head
 DISCOUNT = 0.9  # a step counts this much less than the one before it
@@ -149,7 +148,7 @@ def train(
     check = lesson(target, Packer(tokenizer, "eagle/check"), 8)
     matrices = [p for p in head.parameters() if p.ndim == 2]
     vectors = [p for p in head.parameters() if p.ndim == 1]
-    muon = Muon(matrices, plan.muon)
+    muon = torch.optim.Muon(matrices, plan.muon, weight_decay=0.05)
     adam = torch.optim.AdamW(vectors, lr=plan.adam, betas=(0.9, 0.98), weight_decay=0.0)
     batches: deque[Lesson] = deque(maxlen=plan.kept)
     begin = time.monotonic()

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specllama.models.recipe.scale import LlamaShape
-from specllama.training.rope import rope_tables, rotate
+from specllama.training.eagle_head import rope_tables, rotate
 
 
 def fake_q4_0(w: Tensor) -> Tensor:

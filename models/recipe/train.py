@@ -25,7 +25,6 @@ from specllama.models.recipe.induction import seed_induction
 from specllama.models.recipe.model import Tiny
 from specllama.models.recipe.shape import SHAPES
 from specllama.models.recipe.tokenizer import SPECIAL, load_tokenizer
-from specllama.training.muon import Muon
 
 # Answers from passages are the hardest to learn.
 ANSWER_WEIGHT = {"rag": 2.2, "json": 1.3}
@@ -218,7 +217,7 @@ def train(
         for p in rest
     ]
     adam = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0)
-    muon = Muon(inner, lr=plan.muon_lr)
+    muon = torch.optim.Muon(inner, plan.muon_lr, weight_decay=0.05)
     packer = Packer(tokenizer, f"train/{plan.seed}")
     hidden: Callable[[Tensor], Tensor] = torch.compile(model.hidden) if fuse else model.hidden
     started = saved = time.monotonic()

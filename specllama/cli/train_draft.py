@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -94,19 +95,15 @@ _DOING = {"write": "writing", "read": "reading", "train": "training"}
     help="Most gigabytes in that folder.",
 )
 @click.option("-t", "--threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads.")
-@click.option("--resume", is_flag=True, help="Only go on; fail if there is nothing to go on with.")
 @click.option("--fresh", is_flag=True, help="Delete what earlier runs left in the folder, first.")
 @click.option("-y", "--yes", is_flag=True, help="Begin without asking.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON lines about progress and result.")
 def command(
     target: str,
     out: Path | None,
     kind: str,
     folder: Path | None,
-    resume: bool,
     fresh: bool,
     yes: bool,
-    as_json: bool,
     threads: int | None,
     **asked: Any,
 ) -> None:
@@ -119,7 +116,7 @@ def command(
     diagnostics.require_extra("train", "torch")
     from specllama.models import refs
     from specllama.models.gguf import read_header
-    from specllama.training import training_folder
+    from specllama.training import training_card, training_folder
 
     header = read_header(refs.resolve(target))
     training_folder.require_trainable(header)
@@ -127,17 +124,11 @@ def command(
     there = training_folder.head_there(out, header)
     folder = folder or training_folder.usual(header)
     options = resolve({"threads": threads}).engine_options()
+    if fresh and not yes and (folder / training_card.NAME).exists():
+        diagnostics.confirm(f"delete what was learned in {folder}?", default=False)
     with training_folder.held(folder):
-        card = training_folder.begin(
-            folder,
-            header,
-            asked,
-            there,
-            fresh=fresh,
-            resume=resume,
-            sure=lambda what: _sure(what, yes),
-        )
-        run = _Run(header, folder, out, card, asked, yes or not output.all_terminals(), as_json)
+        card = training_folder.begin(folder, header, asked, there, fresh=fresh)
+        run = _Run(header, folder, out, card, asked, yes or not output.all_terminals())
         try:
             why, code = run.train(options)
         except BaseException:
@@ -149,11 +140,6 @@ def command(
         raise signals.Interrupted(code)
     if card.best is None:
         raise SpecllamaError("no head was made: the time was too short", "give more --minutes")
-
-
-def _sure(what: str, yes: bool) -> None:
-    if not yes:
-        diagnostics.confirm(what, default=False)
 
 
 def _again() -> str:
@@ -172,7 +158,6 @@ class _Run:
     card: TrainingCard
     asked: dict[str, Any]
     sure: bool
-    as_json: bool
 
     def train(self, options: EngineOptions) -> tuple[Why, int]:
         """Train, then look at the head; return why it ended, and the exit code of a signal."""
@@ -180,33 +165,18 @@ class _Run:
         from specllama.training.course import Course
         from specllama.training.phases import open_work
 
-        stop, shown, asked = Event(), _Shown(self.as_json), self.asked
+        stop, shown, asked = Event(), _Shown(), self.asked
         disk = training_folder.room(self.folder, int(asked["disk"] * 1e9))
-        work, without = open_work(
-            self.target,
-            self.folder,
-            self.card,
-            threads=options.threads,
-            texts=asked["texts"],
-            from_chats=asked["from_chats"],
-            disk=disk,
-        )
+        work, without = open_work(self.target, self.folder, self.card, disk, options.threads, asked)
         if without:
-            shown.say(f"not read: {without}")
-        course = Course(
-            work,
-            self.folder,
-            self.card,
-            self.out,
-            60 * asked["minutes"] * _FOR_TRAINING,
-            stopped=stop.is_set,
-            tell=shown.tell,
-        )
-        with signals.stop_on_signals(stop) as measuring, shown:
+            diagnostics.note(f"not read: {without}")
+        seconds, stopped = 60 * asked["minutes"] * _FOR_TRAINING, stop.is_set
+        course = Course(work, self.folder, self.card, self.out, seconds, stopped, shown.tell)
+        with signals.stop_on_signals(stop) as measuring, closing(shown):
             course.measure()
         if not measuring:
-            self._agree(course, shown, disk)
-        with signals.stop_on_signals(stop) as training, shown:
+            self._agree(course, disk)
+        with signals.stop_on_signals(stop) as training, closing(shown):
             why = course.run()
             shown.close()
             self._look(work, course, options)
@@ -219,8 +189,7 @@ class _Run:
 
         if (best := self.card.best) is None:
             return
-        if not self.as_json:
-            diagnostics.note("loading the head, to see what its steps cost here")
+        diagnostics.note("loading the head, to see what its steps cost here")
         if crowded():
             diagnostics.warn(
                 "other programs need the processors: what the head brings is told from times that "
@@ -229,23 +198,21 @@ class _Run:
         prompts = [one.prompt for one in work.held_out(_TIMED)]
         found = payback(self.target.path, self.out, prompts, best.survival, options)
         self.card.pays = "" if found is None else found.words
-        course.keep(self.out)
+        course.keep()
 
-    def _agree(self, course: Course, shown: _Shown, disk: int) -> None:
+    def _agree(self, course: Course, disk: int) -> None:
         """Show what the training will take, and ask whether to go on.
 
         Raises:
             click.Abort: the answer is no.
         """
         expected = course.outlook(disk)
-        if self.as_json:
-            output.json_line({"type": "estimate", **asdict(expected)})
-        minutes, writing = expected.seconds / 60, expected.write_s / 60
         often = f", each learned from about {expected.visits:.0f} times" if expected.visits else ""
-        shown.say(
-            f"{self.target.path.name}: about {minutes:.0f} min, of which {writing:.0f} for writing "
-            f"({expected.written:,} tokens of replies{often}); {size(expected.disk)} of disk in "
-            f"{self.folder}, {size(expected.memory)} of memory"
+        diagnostics.note(
+            f"{self.target.path.name}: about {course.seconds / 60:.0f} min, of which "
+            f"{expected.write_s / 60:.0f} for writing ({expected.written:,} tokens of replies"
+            f"{often}); {size(expected.disk)} of disk in {self.folder}, "
+            f"{size(self.card.memory)} of memory"
         )
         if not self.sure:
             diagnostics.confirm("go on?")
@@ -254,82 +221,42 @@ class _Run:
 class _Shown:
     """The progress: a bar on a terminal, else a line at each phase and for new figures."""
 
-    def __init__(self, as_json: bool) -> None:
-        self._as_json = as_json
+    def __init__(self) -> None:
         self._bar: Bar | None = None
-        self._said_s = -QUIET_S
-
-    def __enter__(self) -> _Shown:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+        self._quiet_s = 0.0  # until then there are no more lines of figures
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.__exit__()
             self._bar = None
 
-    def say(self, words: str) -> None:
-        if self._bar is not None:
-            self._bar.waiting(words)
-        else:
-            diagnostics.note(words)
-
     def tell(self, news: News, course: Course) -> None:
         """Show what is new in a training."""
-        if self._as_json:
-            self._json(news, course)
-        elif sys.stderr.isatty():
-            self._draw(news, course)
-        elif news == "began" or (news == "figures" and self._now()):
-            left = max(course.left_s, 0) / 60
-            words = _DOING[course.phase or "train"] if news == "began" else _figures(course)
-            self.say(f"{words}; {left:.0f} min left" if left >= 1 else words)
+        words, latest, now = _DOING[course.phase or "train"], course.card.latest, time.monotonic()
+        if sys.stderr.isatty():
+            self._draw(words, news, course)
+        elif news == "began" or (news == "figures" and now >= self._quiet_s):
+            if news == "figures" and latest is not None:
+                self._quiet_s, words = now + QUIET_S, latest.learned
+            left = f"; {course.left_s / 60:.0f} min left" if course.left_s >= 60 else ""
+            diagnostics.note(words + left)
 
-    def _now(self) -> bool:
-        """True at most once in a while."""
-        if time.monotonic() < self._said_s + QUIET_S:
-            return False
-        self._said_s = time.monotonic()
-        return True
-
-    def _draw(self, news: News, course: Course) -> None:
-        if self._bar is None:
-            self._bar = Bar("writing", int(course.seconds), transfer=False).__enter__()
-        if news == "figures":
-            self._bar.waiting(_figures(course))
-        best, phase = course.card.best, _DOING[course.phase or "train"]
-        shares = "" if best is None else "/".join(f"{100 * one:.0f}" for one in best.right) + " % "
-        self._bar.named(f"{phase} {shares}{'' if best is None else f'{best.per_pass:.2f}'}")
-        self._bar.advanced(int(course.done_s))
-
-    def _json(self, news: News, course: Course) -> None:
-        if news == "moved":
-            return
-        latest = course.card.latest
-        output.json_line(
-            {
-                "type": news,
-                "phase": course.phase,
-                "done_s": round(course.done_s, 1),
-                "left_s": round(course.left_s, 1),
-                "written": course.card.written,
-                "figures": None if latest is None else asdict(latest),
-            }
-        )
-
-
-def _figures(course: Course) -> str:
-    latest = course.card.latest
-    return "" if latest is None else f"{latest.tokens:,} tokens learned, {latest.words}"
+    def _draw(self, phase: str, news: News, course: Course) -> None:
+        bar = self._bar
+        if bar is None:
+            bar = self._bar = Bar(phase, int(course.seconds), transfer=False).__enter__()
+        if news == "figures" and course.card.latest is not None:
+            bar.waiting(course.card.latest.learned)
+        if (best := course.card.best) is not None:
+            shares = "/".join(f"{100 * one:.0f}" for one in best.right)
+            phase = f"{phase} {shares} % {best.per_pass:.2f}"
+        bar.named(phase)
+        bar.advanced(int(course.done_s))
 
 
 def _tell(run: _Run, target: str, why: Why) -> None:
     """Show the result."""
     card, minutes = run.card, run.card.spent_s / 60
-    if run.as_json:
-        output.json_line({"type": "done", "why": why, "out": str(run.out), **asdict(card)})
     ends = {
         "time": "the time is over",
         "gain": "it ends, since the last cycle gained nothing more",
@@ -338,9 +265,8 @@ def _tell(run: _Run, target: str, why: Why) -> None:
     diagnostics.note(f"{ends[why]}; to go on: {_again()}")
     if card.best is None:
         return
-    if not run.as_json:
-        output.line(f"{run.out}: {size(run.out.stat().st_size)}, after {minutes:.0f} min in all")
-        output.line(f"in replies that it did not learn from: {card.best.words}")
-        output.line(card.pays or "too little was drafted to tell if it pays on this machine")
+    output.line(f"{run.out}: {size(run.out.stat().st_size)}, after {minutes:.0f} min in all")
+    output.line(f"in replies that it did not learn from: {card.best.words}")
+    output.line(card.pays or "too little was drafted to tell if it pays on this machine")
     head = "" if run.out in own_heads(run.target) else f" --head {run.out}"
     diagnostics.note(f'next: specllama run -m {target}{head} --proposer {card.kind} "Hello"')

@@ -28,11 +28,8 @@ def read_texts(names: Sequence[str]) -> tuple[list[str], str]:
     return [text for _, text in texts], without
 
 
-def read_named(
-    names: Sequence[str], cannot: str, larger: Sequence[str] = ()
-) -> tuple[list[tuple[Path, str]], str]:
-    """Return what ``read_texts`` does, each text with its file. Errors begin with ``cannot``, and
-    files with the suffixes ``larger`` may have any size."""
+def read_named(names: Sequence[str], cannot: str) -> tuple[list[tuple[Path, str]], str]:
+    """Return what ``read_texts`` does, each text with its file. Errors begin with ``cannot``."""
     files: dict[Path, os.stat_result] = {}
     for name in names:
         path = Path(os.path.expanduser(name))
@@ -48,7 +45,7 @@ def read_named(
     left = MOST_BYTES
     for file in sorted(files, key=lambda one: (-files[one].st_mtime, str(one))):
         size = files[file].st_size
-        if size > MOST_FILE and file.suffix not in larger:
+        if size > MOST_FILE:
             without["larger than 1 MiB"] += 1
         elif size > left:
             without["beyond 8 MiB of newer ones"] += 1

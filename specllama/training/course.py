@@ -1,7 +1,9 @@
 """A course of training: cycles of writing, reading and training, within a person's time.
 
-All that lasts is in the training folder; the process may be killed at any time. The head is written
-whenever it guesses better than the one that was written before.
+Each cycle writes replies, reads again what has no features any more, and trains. It is as long as
+all before it, so that there is a usable head within minutes, and a cycle that gains nothing says
+that twice the time gains nothing. All that lasts is in the training folder; the process may be
+killed at any time. The head is written whenever it guesses better than the one before.
 """
 
 from __future__ import annotations
@@ -10,20 +12,11 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from specllama.rates import share
-from specllama.training.timetable import (
-    BEGUN_S,
-    LEAST_GAIN,
-    LONGEST_S,
-    Outlook,
-    cycle_s,
-    outlook,
-    writing_share,
-)
 from specllama.training.training_card import (
     NAME,
     Milestone,
@@ -32,61 +25,30 @@ from specllama.training.training_card import (
     beside,
 )
 
+if TYPE_CHECKING:
+    from specllama.training.phases import Over, TargetPhases
+
+FIRST_S, LONGEST_S = 60.0, 1800.0  # of a cycle
+LEAST_GAIN = 0.01  # tokens a pass that a cycle has to gain, or the last one was enough
+BEGUN_S = 900.0  # before that is asked: slow machines take a few steps in the first cycles
+_OFTEN = 4.0  # readings of each text in a cycle, above which more text helps more
 SAVE_S = 20.0  # after which the card is written again
 TRY_S, PATIENCE_S = 12.0, 240.0  # of a phase whose pace is measured; until something comes of it
 _SHORT_S = 5.0  # a rest that is not worth a cycle
 _READ_BY = 0.6  # of a cycle: what was not read again by then is read in the next one
 
-Over = Callable[[], bool]
-"""True once a phase has to end: asked several times a second."""
 News = Literal["moved", "began", "figures"]
 Why = Literal["time", "gain", "stopped"]
 
 
-@dataclass(frozen=True, slots=True)
-class Amounts:
-    """The contents of a training folder.
+class Outlook(NamedTuple):
+    """A forecast of a training: seconds of writing, tokens of replies that there will be, how often
+    each is trained on, and bytes on disk."""
 
-    Attributes:
-        written: tokens of replies. held_out: replies that are for judging.
-        unread: replies whose features are gone, though there is room for them.
-        read: tokens whose features are there. disk: their bytes.
-        replies: to learn from, by kind.
-    """
-
+    write_s: float
     written: int
-    held_out: int
-    read: int
-    unread: int
+    visits: float
     disk: int
-    replies: dict[str, int]
-
-
-class TrainingWork(Protocol):
-    """The three phases over a training folder, and the head that comes of them."""
-
-    def amounts(self) -> Amounts: ...
-
-    def write(self, over: Over) -> None:
-        """Let the target write replies, and keep their features."""
-
-    def read(self, over: Over) -> None:
-        """Read replies again whose features are gone."""
-
-    def train(
-        self,
-        over: Over,
-        report: Callable[[Milestone], None],
-        ahead: Callable[[], float | None],
-    ) -> None:
-        """Train until it is over or gains nothing; report each step, and figures in the end.
-
-        Args:
-            ahead: the share of the whole training that is ahead.
-        """
-
-    def export(self, path: Path, card: TrainingCard) -> None:
-        """Write the head as it is."""
 
 
 class Course:
@@ -104,12 +66,11 @@ class Course:
 
     def __init__(
         self,
-        work: TrainingWork,
+        work: TargetPhases,
         folder: Path,
         card: TrainingCard,
         out: Path,
         seconds: float,
-        *,
         stopped: Over,
         tell: Callable[[News, Course], None],
         clock: Callable[[], float] = time.monotonic,
@@ -129,38 +90,29 @@ class Course:
     def left_s(self) -> float:
         return self.seconds - self.done_s
 
-    @property
-    def amounts(self) -> Amounts:
-        return self._work.amounts()
-
-    def pace(self, phase: Phase) -> float | None:
-        """Return tokens a second of writing or training so far; None if that is not known."""
+    def pace(self, phase: Phase) -> float:
+        """Return tokens a second of writing or training so far; 0 if that is not known."""
         tokens = self.card.written if phase == "write" else self.card.trained
-        return share(tokens, self.card.seconds[phase]) or None
+        return share(tokens, self.card.seconds[phase]) or 0.0
 
     def outlook(self, disk: int) -> Outlook:
-        """Return what the whole is expected to take, with ``disk`` bytes at most."""
-        amounts = self.amounts
-        return outlook(
-            self.seconds,
-            self.pace("write") or 0.0,
-            self.pace("train") or 0.0,
-            amounts.written,
-            share(amounts.disk, amounts.read) or 0.0,
-            disk=disk,
-            memory=self.card.memory,
-        )
+        """Return what the whole is expected to give and take, with ``disk`` bytes at most."""
+        found, write_s = self._work.amounts(), self.seconds / 3
+        written = found.written + int(write_s * self.pace("write"))
+        visits = (self.seconds - write_s) * self.pace("train") / max(written, 1)
+        bytes_a_token = found.disk / max(found.read, 1)
+        return Outlook(write_s, written, visits, min(int(written * bytes_a_token), disk))
 
-    def keep(self, out: Path) -> None:
-        """Write the card into its folder and next to a head."""
+    def keep(self) -> None:
+        """Write the card into its folder and next to the head."""
         self._save()
-        self.card.save(beside(out))
+        self.card.save(beside(self._out))
 
     def measure(self) -> None:
         """Write and train for some seconds, where their pace is not known; what was made stays."""
-        if self.pace("write") is None:
+        if not self.pace("write"):
             self._run("write", TRY_S, PATIENCE_S)
-        if self.pace("train") is None:
+        if not self.pace("train"):
             self._run("train", TRY_S)
 
     def run(self) -> Why:
@@ -171,10 +123,10 @@ class Course:
             whole = seconds >= min(card.spent_s, LONGEST_S) >= BEGUN_S
             end, trained = card.spent_s + seconds, card.trained
             self._run("write", seconds * writing_share(visits))
-            if self.amounts.unread:
+            if self._work.amounts().unread:
                 self._run("read", end - (1 - _READ_BY) * seconds - card.spent_s)
             self._run("train", end - card.spent_s)
-            visits = (card.trained - trained) / max(self.amounts.read, 1)
+            visits = (card.trained - trained) / max(self._work.amounts().read, 1)
             if card.best is not None:
                 card.course.append(card.best)
             self._save()
@@ -252,3 +204,21 @@ def peak_memory() -> int:
     """Return the most bytes of memory that this process had."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else 1024 * most
+
+
+def cycle_s(spent_s: float, left_s: float) -> float:
+    """Return the seconds of the next cycle; a short rest goes with it."""
+    usual = min(max(FIRST_S, spent_s), LONGEST_S)
+    return left_s if left_s < 1.5 * usual else usual
+
+
+def writing_share(visits: float | None) -> float:
+    """Return the share of a cycle in which replies are written.
+
+    Args:
+        visits: how often the last cycle trained on each token of text; None before the first.
+    """
+    if visits is None:
+        return 1 / 3
+    # a text that was not seen once needs no company; one that was seen often teaches little more
+    return 1 / 6 if visits < 1 else 1 / 2 if visits > _OFTEN else 1 / 3

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from specllama.training.rope import rope_tables, rotate
 
 CHUNK = 256  # rows of logits that are held at once: they stay in the processor's cache
 
@@ -142,6 +141,24 @@ class EagleHead(nn.Module):  # type: ignore[misc]
             h = self.finish(state, out.transpose(1, 2).flatten(-2))
             yield h
             state = shift(h, 1, dim=1)
+
+
+# -- rotation of queries and keys by their position, as llama.cpp's NORM order has it --
+
+
+@lru_cache(maxsize=8)
+def rope_tables(head_size: int, base: float, length: int) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines, one row per position, one column per pair."""
+    half = torch.arange(0, head_size, 2, dtype=torch.float64) / head_size
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * base**-half
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate neighboring pairs (2i, 2i+1)."""
+    pairs = x.unflatten(-1, (-1, 2))
+    a, b = pairs[..., 0], pairs[..., 1]
+    return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2).to(x.dtype)
 
 
 def shift(x: Tensor, by: int, dim: int = 2) -> Tensor:

@@ -11,31 +11,24 @@ bits, which is all that is lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from specllama.arrays import FINAL, IntArray, Rows
 from specllama.backend.base import Lane, OpenedPair, Part
-from specllama.cancel import Cancel
 from specllama.engine.opening import OpeningPair
 from specllama.engine.pair_loading import SamplerChains
 from specllama.engine.prompting import Prompting
 from specllama.errors import DoesNotFit, UsageError
-from specllama.events import Event
 from specllama.models.gguf import GgufHeader
 from specllama.models.nextn_blocks import trunk_blocks
 from specllama.settings.params import EngineOptions, Repacking
 from specllama.speculative.selection import Peaks
 from specllama.training.corpus import Sample
-
-if TYPE_CHECKING:
-    from typing import Self
 
 TOP = 64  # tokens of a law that are kept
 KEPT = 256  # tokens of a prompt, its last ones
@@ -58,7 +51,7 @@ class Features:
         final: [n, E] the state after the last norm, which the target's output matrix reads.
         top_ids, top_p: [n, TOP] the likeliest tokens after each token, and their probabilities at
             temperature 1, the likeliest first.
-        id, kind: those of the ``Sample``.
+        id: of the ``Sample``.
     """
 
     tokens: IntArray
@@ -68,7 +61,6 @@ class Features:
     top_ids: IntArray
     top_p: HalfArray
     id: str = ""
-    kind: str = ""
 
     @property
     def n_bytes(self) -> int:
@@ -135,7 +127,6 @@ class Gathering:
             top_ids=np.concatenate(self._ids),
             top_p=np.concatenate(self._chances),
             id=sample.id,
-            kind=sample.kind,
         )
 
 
@@ -164,30 +155,23 @@ class Teacher:
     @classmethod
     def open(
         cls,
-        target: str | Path,
+        target: GgufHeader,
         *,
         lanes: int = 16,
         longest: int = 1024,
         threads: int | None = None,
         repack: Repacking = "auto",
-        on_progress: Callable[[Event], None] | None = None,
-        stop: Cancel | None = None,
     ) -> Teacher:
         """Open a target for ``lanes`` texts at once, of at most ``longest`` tokens each; for fewer
         where memory does not hold them.
 
         Raises:
-            PairIncompatible: llama.cpp does not give the layer inputs of this model away.
             UsageError: it has too few layers.
             what ``Engine.load`` raises.
         """
-        from specllama.models.gguf import read_header
-        from specllama.models.refs import resolve
-
-        header = read_header(resolve(str(target)))
-        layers = layers_read(header)
-        rows = min(_ROWS, max(_LOGITS // (4 * max(header.vocab_size, 1)), _LEAST_ROWS))
-        if header.is_recurrent or header.is_hybrid:  # keeps a state for each row of a pass
+        layers = layers_read(target)
+        rows = min(_ROWS, max(_LOGITS // (4 * max(target.vocab_size, 1)), _LEAST_ROWS))
+        if target.is_recurrent or target.is_hybrid:  # keeps a state for each row of a pass
             rows = _LEAST_ROWS
         options = EngineOptions(
             threads=threads,
@@ -199,25 +183,20 @@ class Teacher:
         )
         while True:
             options = replace(options, n_ctx=lanes * longest, parallel=lanes)
-            opening = OpeningPair(target, "none", options, on_progress=on_progress, cancel=stop)
             try:
-                with opening:
-                    teacher = cls(opening.pair(), layers, lanes)
-                break
+                with OpeningPair(target.path, "none", options) as opening:
+                    return cls(opening.pair(), layers, lanes)
             except DoesNotFit:
                 if lanes == 1:
                     raise
                 lanes //= 2
-        try:
-            lane = teacher.open_lane()  # refuses what does not give its states away
-            lane.close()
-        except BaseException:
-            teacher.close()
-            raise
-        return teacher
 
     def open_lane(self) -> Lane:
-        """Open an empty lane whose passes leave the states of features."""
+        """Open an empty lane whose passes leave the states of features.
+
+        Raises:
+            PairIncompatible: llama.cpp does not give the layer inputs of this model away.
+        """
         lane = self.pool.open()
         try:
             lane.capture(self.need)
@@ -237,45 +216,31 @@ class Teacher:
     def close(self) -> None:
         self._close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Teacher:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
-class FeatureReader:
-    """A reader of the features of replies that were written before.
+def read_again(
+    teacher: Teacher, samples: Iterable[Sample], rows: int | None = None
+) -> Generator[Features]:
+    """Yield the features of replies that were written before; leave out what has no room.
 
     Args:
         rows: most tokens of a pass; None takes the most that the teacher's passes have.
     """
-
-    def __init__(self, teacher: Teacher, rows: int | None = None) -> None:
-        self._teacher = teacher
-        self._rows = min(rows or teacher.rows, teacher.rows)
-
-    def read(self, samples: Iterable[Sample]) -> Iterator[Features]:
-        """Yield the features of each sample, in order; leave out what the context cannot hold."""
-        lane = self._teacher.open_lane()
-        try:
-            for sample in samples:
-                if len(sample.prompt) + len(sample.reply) <= lane.n_ctx:
-                    yield self._read(lane, sample)
-                    lane.rollback(0)
-        finally:
-            lane.close()
-
-    def _read(self, lane: Lane, sample: Sample) -> Features:
-        teacher, text = self._teacher, (*sample.prompt, *sample.reply)
-        first = teacher.read_head(lane, sample.prompt)
-        gathering = Gathering(lane, teacher.laws, first)
-        passes = -(-(len(text) - first) // self._rows)  # as long as each other: none is very short
-        for part in np.array_split(np.array(text[first:], np.int32), passes):
-            gathering.take(lane.forward(part.tolist(), outputs="all"))
-        return gathering.features(sample)
+    with closing(teacher.open_lane()) as lane:
+        for sample in samples:
+            text = (*sample.prompt, *sample.reply)
+            if len(text) > lane.n_ctx:
+                continue
+            first = teacher.read_head(lane, sample.prompt)
+            gathering = Gathering(lane, teacher.laws, first)
+            # as long as each other: none is very short
+            passes = -(-(len(text) - first) // min(rows or teacher.rows, teacher.rows))
+            for part in np.array_split(np.array(text[first:], np.int32), passes):
+                gathering.take(lane.forward(part.tolist(), outputs="all"))
+            yield gathering.features(sample)
+            lane.rollback(0)

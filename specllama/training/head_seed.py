@@ -21,8 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specllama.training.eagle_head import EagleHead
-from specllama.training.rope import rope_tables, rotate
+from specllama.training.eagle_head import EagleHead, rope_tables, rotate
 
 SELF_SCORE = 16.0  # attention logit of a place for itself
 COPY_SCORE = 15.0  # and for a place that followed the same token

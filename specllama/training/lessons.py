@@ -1,4 +1,7 @@
-"""Lessons for a head: texts of a target with its states and laws, as tensors side by side."""
+"""Lessons for a head: texts of a target with its states and laws, as tensors side by side.
+
+Also the acceptance of its guesses in them, as chains of guesses would be accepted.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from specllama.training.features import Features
 
 NORMS = ("output_norm.weight", "token_embd_norm.weight")  # lfm2 has the second name
+CHAIN = 3  # guesses of the chains of which tokens a pass are counted
 
 
 class Lesson(NamedTuple):
@@ -55,13 +59,11 @@ class TargetFacts:
         words: the tokens that a head may guess, ascending.
 
     Raises:
-        UnsupportedModel: a model of several files, or of a kind that has no such norm.
+        UnsupportedModel: of a kind that has no such norm.
         CannotLoad: this build of llama.cpp does not decode a matrix.
     """
 
     def __init__(self, header: GgufHeader, words: IntArray) -> None:
-        if len(header.parts) > 1:
-            raise UnsupportedModel(f"{header.path.name} is split; a head is trained for one file")
         self.header, self.words = header, words
         self.width = header.embedding_length
         self._row = np.full(header.vocab_size, -1, np.int64)
@@ -117,3 +119,58 @@ class TargetFacts:
             torch.from_numpy(index[..., 0]),
             torch.from_numpy(follows),
         )
+
+
+class ChainCount:
+    """Counts over texts: right guesses by position, and passes of chains."""
+
+    def __init__(self, steps: int) -> None:
+        self._right = torch.zeros(steps, dtype=torch.int64)
+        self._asked = torch.zeros(steps, dtype=torch.int64)
+        self._tokens = self._passes = 0
+
+    def add(self, right: Tensor, follows: Tensor, judged: Tensor) -> None:
+        """Count a batch.
+
+        Args:
+            right: [steps, batch, n] the guess of step k at a place (whose chain began k places
+                before) is the likeliest token.
+            follows: [batch, n] the text goes on with it. judged: [batch, n] places of replies.
+        """
+        alive = judged.clone()
+        kept = torch.zeros_like(judged, dtype=torch.int64)  # guesses of a chain, at its begin
+        for k in range(len(right)):
+            here, asked = ahead(right[k], k), alive & ahead(judged, k)
+            good = asked & here
+            self._asked[k] += asked.sum()
+            self._right[k] += good.sum()
+            if k < CHAIN:
+                kept += good
+            # beyond another token than the likeliest, the text is not what a chain would meet
+            alive = good & ahead(follows, k)
+        for row, places in zip(kept, judged, strict=True):
+            found = places.nonzero()[:, 0].tolist()
+            if not found:
+                continue
+            at, end, by = found[0], found[-1], row.tolist()
+            while at <= end:
+                emitted = min(by[at] + 1, end + 1 - at)
+                self._tokens += emitted
+                self._passes += 1
+                at += emitted
+
+    @property
+    def right(self) -> tuple[float, ...]:
+        """The share of right guesses of each step, given that those before it were right."""
+        return tuple((self._right / self._asked.clamp(min=1)).tolist())
+
+    @property
+    def per_pass(self) -> float:
+        return self._tokens / max(self._passes, 1)
+
+
+def ahead(x: Tensor, by: int) -> Tensor:
+    """Give each place of [batch, n] the value ``by`` places further on; False beyond the end."""
+    out = torch.zeros_like(x)
+    out[:, : x.shape[1] - by] = x[:, by:]
+    return out

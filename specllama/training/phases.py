@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,7 @@ from specllama.models import trimmed
 from specllama.models.gguf import GgufHeader
 from specllama.training import questions as asking
 from specllama.training.corpus import Corpus, Sample
-from specllama.training.course import Amounts, Over
-from specllama.training.features import FeatureReader, Teacher, layers_read
+from specllama.training.features import Teacher, layers_read, read_again
 from specllama.training.questions import PromptList
 from specllama.training.shards import Shards
 from specllama.training.training_card import METADATA, Milestone, TrainingCard
@@ -27,9 +26,31 @@ CHECKPOINT = "head.pt"
 _FULL = 0.9  # of the room for features, above which a reply that is read pushes another one out
 
 
+Over = Callable[[], bool]
+"""True once a phase has to end: asked several times a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """The contents of a training folder.
+
+    Attributes:
+        written: tokens of replies. held_out: replies that are for judging.
+        unread: replies whose features are gone, though there is room for them.
+        read: tokens whose features are there. disk: their bytes.
+        replies: to learn from, by kind.
+    """
+
+    written: int
+    held_out: int
+    read: int
+    unread: int
+    disk: int
+    replies: dict[str, int]
+
+
 class TargetPhases:
-    """The phases over a folder; see ``course.TrainingWork``. The target and the trainer are there
-    only while they are used.
+    """The phases over a folder. The target and the trainer are there only while they are used.
 
     Args:
         questions: that the target answers. disk: bytes of features, at most.
@@ -75,7 +96,7 @@ class TargetPhases:
         with self._teacher() as teacher:
             for held_out in (True, False):
                 samples = [*self._corpus.samples(held_out, self._shards.ids(held_out))][::-1]
-                with closing(FeatureReader(teacher).read(samples)) as found:  # type: ignore[type-var]
+                with closing(read_again(teacher, samples)) as found:
                     for features in found:
                         self._shards.add(features, held_out)
                         if over() or self._shards.n_bytes >= _FULL * self._shards.most_bytes:
@@ -88,7 +109,11 @@ class TargetPhases:
         report: Callable[[Milestone], None],
         ahead: Callable[[], float | None],
     ) -> None:
-        """Go on with the training that is kept in the folder."""
+        """Train on until it is over or gains nothing; report each step, and figures in the end.
+
+        Args:
+            ahead: the share of the whole training that is ahead.
+        """
         import torch
 
         from specllama.training.trainer import Trainer, TrainingPlan
@@ -112,19 +137,8 @@ class TargetPhases:
             found = trainer.judge_again()
             self._card.best = replace(best, right=found.right, per_pass=found.per_pass)
 
-        def told(figures: Any) -> None:
-            report(
-                Milestone(
-                    0,
-                    figures.tokens,
-                    figures.loss if figures.step else None,
-                    figures.right,
-                    figures.per_pass,
-                )
-            )
-
         try:
-            trainer.train(over, told, ahead)
+            trainer.train(over, report, ahead)
         finally:
             self._trainer = None
             del trainer
@@ -146,7 +160,7 @@ class TargetPhases:
         return trimmed.choose(self._target, self._card.words, counts)
 
     def _teacher(self) -> Teacher:
-        return Teacher.open(self._target.path, threads=self._threads)
+        return Teacher.open(self._target, threads=self._threads)
 
 
 def _give_memory_back() -> None:
@@ -159,24 +173,25 @@ def open_work(
     target: GgufHeader,
     folder: Path,
     card: TrainingCard,
-    *,
-    threads: int | None,
-    texts: Sequence[str],
-    from_chats: bool,
     disk: int,
+    threads: int | None,
+    asked: Mapping[str, Any],
 ) -> tuple[TargetPhases, str]:
     """Open the phases of a training; also return, in words, which files of texts were left out.
+
+    Args:
+        asked: ``texts``, names of files and folders; ``from_chats``, the person's own are read.
 
     Raises:
         UsageError: there is no text in ``texts``.
         StoreError: the folder cannot be read or written.
     """
     without, lists, sources = "", list[PromptList](), list[str]()
-    if texts:
-        found, without = asking.of_texts(texts)
+    if asked["texts"]:
+        found, without = asking.of_texts(asked["texts"])
         lists.append(found)
         sources.append(f"{len(found):,} questions about own texts")
-    if from_chats:
+    if asked["from_chats"]:
         lists.append(chats := asking.of_chats())
         sources.append(f"{len(chats):,} questions of own chats")
     questions = sum(lists, asking.shipped())

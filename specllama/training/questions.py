@@ -11,12 +11,12 @@ have asked.
 
 from __future__ import annotations
 
-import json
 import random
 import tomllib
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from itertools import count, zip_longest
@@ -24,12 +24,12 @@ from pathlib import Path
 from zlib import crc32
 
 from specllama.errors import SpecllamaError, UsageError
-from specllama.files import DAMAGE
 from specllama.interface import Message
 from specllama.store.sessions import SessionStore
 from specllama.store.texts import read_named
 
 Chat = tuple[Message, ...]
+Side = Mapping[str, Sequence[Chat]]
 
 GREEDY = 0.3  # of the questions; the others are answered at ``WARM``
 WARM = 0.8
@@ -44,9 +44,6 @@ CODE = frozenset({
     ".kt", ".swift", ".rb", ".php", ".cs", ".scala", ".lua", ".sh", ".sql", ".r", ".jl", ".hs",
     ".ml", ".pl", ".html", ".css", ".toml", ".yaml", ".yml",
 })  # fmt: skip
-CHATS = ".jsonl"
-ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant",
-         "system": "system"}  # fmt: skip
 
 # by what a piece is: kinds, and what is asked
 WAYS = {
@@ -86,12 +83,12 @@ class Exercise:
 class PromptList:
     """Questions by kind: those whose replies a head learns from, and those held out."""
 
-    trained: Mapping[str, Sequence[Chat]]
-    held: Mapping[str, Sequence[Chat]]
-    kinds: tuple[str, ...] = field(init=False)
+    trained: Side
+    held: Side
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "kinds", tuple(sorted(k for k, v in self.trained.items() if v)))
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(sorted(kind for kind, chats in self.trained.items() if chats))
 
     def __len__(self) -> int:
         return sum(map(len, self.trained.values())) + sum(map(len, self.held.values()))
@@ -99,18 +96,9 @@ class PromptList:
     def __add__(self, other: PromptList) -> PromptList:
         """Return both lists, whose questions of a kind come in turn until one has no more."""
 
-        def joined(
-            a: Mapping[str, Sequence[Chat]], b: Mapping[str, Sequence[Chat]]
-        ) -> dict[str, Sequence[Chat]]:
-            return {
-                kind: [
-                    one
-                    for pair in zip_longest(a.get(kind, ()), b.get(kind, ()))
-                    for one in pair
-                    if one is not None
-                ]
-                for kind in {**a, **b}
-            }
+        def joined(a: Side, b: Side) -> Side:
+            pairs = {kind: zip_longest(a.get(kind, ()), b.get(kind, ())) for kind in {**a, **b}}
+            return {k: [x for pair in v for x in pair if x is not None] for k, v in pairs.items()}
 
         return PromptList(joined(self.trained, other.trained), joined(self.held, other.held))
 
@@ -120,9 +108,10 @@ class PromptList:
 
         The first of each kind are held out and answered at temperature 0, and then some others.
         """
-        most_of_all = max((len(self.trained[kind]) for kind in self.kinds), default=1)
-        for number in count() if self.kinds else ():
-            kind, turn = self.kinds[number % len(self.kinds)], number // len(self.kinds)
+        kinds = self.kinds
+        most_of_all = max((len(self.trained[kind]) for kind in kinds), default=1)
+        for number in count() if kinds else ():
+            kind, turn = kinds[number % len(kinds)], number // len(kinds)
             most = min(len(self.held.get(kind, ())), MOST_HELD)
             before = min(_held_before(turn), most)
             id = f"{number:06}"
@@ -179,12 +168,12 @@ def of_texts(names: Sequence[str]) -> tuple[PromptList, str]:
     Raises:
         UsageError: a name is neither a file nor a folder, or there is no text.
     """
-    texts, without = read_named(names, "cannot learn from", (CHATS,))
+    texts, without = read_named(names, "cannot learn from")
     units = [unit for path, text in texts for unit in _units(path, text)]
     if not units:
         raise UsageError(
             f"there is no text to learn from in {', '.join(names)}",
-            "give plain text, Markdown, code, or chats as lines of JSON",
+            "give plain text, Markdown or code",
         )
     return _divided(units), without
 
@@ -214,32 +203,9 @@ def _turns(chat: Sequence[Message]) -> Iterator[tuple[str, Chat]]:
 
 def _units(path: Path, text: str) -> Iterator[list[tuple[str, Chat]]]:
     """Yield the questions about each piece of a file; they stay together."""
-    if path.suffix == CHATS:
-        for line in text.splitlines():
-            with suppress(*DAMAGE):
-                if questions := list(_turns(_chat(json.loads(line)))):
-                    yield questions
-        return
     ways = WAYS["code" if path.suffix.lower() in CODE else "prose"]
     for piece in _pieces(text):
         yield [(kind, _asked(way.replace("{x}", piece))) for kind, way in ways]
-
-
-def _chat(said: Mapping[str, object]) -> list[Message]:
-    """Read a line of a file of chats, in one of the usual spellings.
-
-    Raises one of ``DAMAGE``: it is none.
-    """
-    turns = said.get("messages") or said.get("conversations")
-    if isinstance(turns, list):
-        return [
-            Message(ROLES[turn.get("role") or turn["from"]], turn.get("content") or turn["value"])
-            for turn in turns
-        ]
-    asked = str(said.get("instruction") or said.get("question") or said["prompt"])
-    if more := said.get("input"):
-        asked = f"{asked}\n\n{more}"
-    return [Message("user", asked), Message("assistant", "")]
 
 
 def _pieces(text: str) -> Iterator[str]:
@@ -256,16 +222,12 @@ def _pieces(text: str) -> Iterator[str]:
 def _divided(units: Iterable[list[tuple[str, Chat]]]) -> PromptList:
     """Hold some units out, of every kind a few; questions of one unit stay together."""
     units = sorted((unit for unit in units if unit), key=lambda unit: crc32(repr(unit[0]).encode()))
-    trained: dict[str, list[Chat]] = {}
-    held: dict[str, list[Chat]] = {}
-    total: dict[str, int] = {}
-    for unit in units:
-        for kind, _ in unit:
-            total[kind] = total.get(kind, 0) + 1
+    trained, held = defaultdict[str, list[Chat]](list), defaultdict[str, list[Chat]](list)
+    total = Counter(kind for unit in units for kind, _ in unit)
     for unit in units:
         kind = unit[-1][0]
         enough = min(max(LEAST_HELD, total[kind] // _HELD_EVERY), total[kind] // 4)
-        side = held if len(held.get(kind, ())) < enough else trained
+        side = held if len(held[kind]) < enough else trained
         for kind, question in unit:
-            side.setdefault(kind, []).append(question)
+            side[kind].append(question)
     return PromptList(trained, held)

@@ -14,9 +14,8 @@ import random
 import re
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,12 +31,10 @@ _NAME = re.compile(r"(shard|held)-(\d{6,})\.npz")
 _DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
 
 
-@dataclass(slots=True)
-class _Shard:
+class _Shard(NamedTuple):
     path: Path
     ids: tuple[str, ...]
     n_bytes: int
-    tokens: int
 
 
 class Shards:
@@ -60,7 +57,7 @@ class Shards:
         self._number = 0
         try:
             private_folder(folder)
-            for left in (*folder.glob(".shard-*"), *folder.glob(".held-*")):
+            for left in folder.glob(".*-*.npz.*"):
                 left.unlink(missing_ok=True)  # of a process that was killed while it wrote
             for path in sorted(folder.glob("*-*.npz")):
                 if named := _NAME.fullmatch(path.name):
@@ -74,11 +71,11 @@ class Shards:
         """Take a file in; remove a damaged one."""
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                ids, tokens = tuple(arrays["id"].tolist()), int(arrays["n"].sum())
+                ids = tuple(arrays["id"].tolist())
         except _DAMAGE as error:
             self._drop(path, error)
         else:
-            self._shards[held_out].append(_Shard(path, ids, path.stat().st_size, tokens))
+            self._shards[held_out].append(_Shard(path, ids, path.stat().st_size))
 
     def _drop(self, path: Path, why: object) -> None:
         logger.warning("%s is damaged (%s): its replies are read again", path, why)
@@ -92,11 +89,6 @@ class Shards:
     def n_bytes(self) -> int:
         """The bytes of all shards on disk."""
         return sum(one.n_bytes for shards in self._shards.values() for one in shards)
-
-    def tokens(self, held_out: bool) -> int:
-        """Count the tokens of one side whose features are at hand."""
-        waiting = sum(len(one.tokens) for one in self._waiting[held_out])
-        return waiting + sum(one.tokens for one in self._shards[held_out])
 
     def ids(self, held_out: bool) -> set[str]:
         """Return the ids of the replies whose features are at hand, not yet written ones too."""
@@ -134,7 +126,7 @@ class Shards:
         arrays: dict[str, Any] = {
             name: np.concatenate([getattr(one, name) for one in features]) for name in PARTS
         }
-        for name in ("id", "kind", "reply_from"):
+        for name in ("id", "reply_from"):
             arrays[name] = np.array([getattr(one, name) for one in features])
         arrays["n"] = np.array([len(one.tokens) for one in features])
         np.savez(buffer, **arrays)
@@ -146,8 +138,8 @@ class Shards:
             raise _refused(self._folder, error) from None
         self._waiting[held_out] = []
         self._number += 1
-        ids, tokens = tuple(one.id for one in features), sum(len(one.tokens) for one in features)
-        self._shards[held_out].append(_Shard(path, ids, len(data), tokens))
+        ids = tuple(one.id for one in features)
+        self._shards[held_out].append(_Shard(path, ids, len(data)))
 
     def _bound(self, more: int = 0) -> None:
         """Remove the oldest shards that are learnt from until ``more`` bytes have room."""
@@ -185,7 +177,6 @@ class Shards:
                     **{name: part[name][cut] for name in PARTS},
                     reply_from=int(part["reply_from"][i]),
                     id=str(part["id"][i]),
-                    kind=str(part["kind"][i]),
                 )
                 for i, cut in enumerate(cuts)
             ]

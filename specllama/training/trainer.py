@@ -23,13 +23,12 @@ from torch import Tensor
 from specllama.arrays import IntArray
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_writer import Value
-from specllama.training.acceptance import ChainCount
 from specllama.training.eagle_head import EagleHead, HeadShape, law_loss
 from specllama.training.head_file import write_head
 from specllama.training.head_seed import seed_head
 from specllama.training.kept_training import fit_words, read_kept, write_kept
-from specllama.training.lessons import Lesson, TargetFacts
-from specllama.training.muon import Muon
+from specllama.training.lessons import ChainCount, Lesson, TargetFacts
+from specllama.training.training_card import Milestone
 
 if TYPE_CHECKING:
     from specllama.training.features import Features
@@ -39,6 +38,7 @@ SHARE = 1 / 15  # of the time for measurements, at most
 LEAST_GAIN = 0.002  # tokens a pass
 AT_ONCE = 4096  # tokens of a batch that is measured
 BEGIN = 8192  # places to which a new head is fitted
+DECAY = 0.05  # of the matrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,26 +74,6 @@ class TrainingPlan:
     seed: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingFigures:
-    """The state of a training, in numbers.
-
-    Attributes:
-        tokens: trained on, each as often as it was. loss: of the first guess, in nats.
-        right: the share of right first, second, … guesses in held-out texts at temperature 0, each
-            given that those before it were; empty before the first measurement.
-        per_pass: tokens of a pass with chains of three guesses there.
-        best: the best ``per_pass`` so far, whose head is kept.
-    """
-
-    step: int = 0
-    tokens: int = 0
-    loss: float = math.nan
-    right: tuple[float, ...] = ()
-    per_pass: float = 0.0
-    best: float = 0.0
-
-
 class Trainer:
     """A head in training, kept in a file.
 
@@ -119,30 +99,25 @@ class Trainer:
         plan: TrainingPlan | None = None,
         device: str = "",
     ) -> None:
-        self.plan, self.kept = plan or TrainingPlan(), kept
+        plan = self.plan = plan or TrainingPlan()
+        self.kept = kept
         self.device = torch.device(device or best_device())
-        self.figures, self.stalled = TrainingFigures(), False
+        self.figures, self.best_per_pass, self.stalled = Milestone(), 0.0, False
         self.best: dict[str, Tensor] = {}
         self._features, self._held_out = features, held_out
         found = read_kept(kept, header)
-        layers = found.get("layers", layers)
         self.layers = tuple(layers)
         self.target = TargetFacts(header, words)
         torch.manual_seed(self.plan.seed)
         self._dice = torch.Generator().manual_seed(self.plan.seed)
         self.head = EagleHead(head_shape(header, len(words), len(layers))).to(self.device)
         self.average = copy.deepcopy(self.head).requires_grad_(False)
-        out = self.head.output.weight.requires_grad_(self.plan.output > 0)
+        out = self.head.output.weight
         inner = [p for p in self.head.parameters() if p.ndim == 2 and p is not out]
         norms = [p for p in self.head.parameters() if p.ndim == 1]
-        groups = [(norms, self.plan.adam), ([out], self.plan.output)]
-        self._muon = Muon(inner, self.plan.muon)
-        self._adam = torch.optim.AdamW(
-            [{"params": some, "base": rate} for some, rate in groups if some[0].requires_grad],
-            betas=(0.9, 0.98),
-            eps=1e-10,
-            weight_decay=0.0,
-        )
+        self._muon = torch.optim.Muon([{"params": inner, "base": plan.muon}], weight_decay=DECAY)
+        groups = [{"params": norms, "base": plan.adam}, {"params": [out], "base": plan.output}]
+        self._adam = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-10, weight_decay=0.0)
         self._half = found["half"] if found else half_pays(self.device)
         if found:
             fit_words(found, self.target)
@@ -153,7 +128,7 @@ class Trainer:
     def train(
         self,
         until: Callable[[], bool],
-        report: Callable[[TrainingFigures], None],
+        report: Callable[[Milestone], None],
         ahead: Callable[[], float | None] = lambda: None,
     ) -> None:
         """Train until it is enough; ``stalled`` tells that nothing was gained any more.
@@ -170,9 +145,9 @@ class Trainer:
         while True:
             now, enough = time.monotonic(), until()
             if enough or now >= measured:
-                before = self.figures.best
+                before = self.best_per_pass
                 self._measure()
-                lean = 0 if self.figures.best > before + LEAST_GAIN else lean + 1
+                lean = 0 if self.best_per_pass > before + LEAST_GAIN else lean + 1
                 self.stalled = lean > self.plan.patience
                 report(self.figures)
                 measured = time.monotonic() + max(MEASURED_S, (time.monotonic() - now) / SHARE)
@@ -187,12 +162,11 @@ class Trainer:
 
     def _learn(self, texts: Sequence[Features], ahead: float | None) -> None:
         """Learn from a minibatch."""
-        plan, step = self.plan, self.figures.step
+        plan, step, before = self.plan, self.figures.step, self.figures.loss
         factor = min(1.0, (step + 1) / plan.warm)
         if ahead is not None:
             factor *= max(0.02, min(1.0, ahead / plan.cooling))
-        self._muon.param_groups[0]["lr"] = plan.muon * factor
-        for group in self._adam.param_groups:
+        for group in (*self._muon.param_groups, *self._adam.param_groups):
             group["lr"] = group["base"] * factor
         given = self.target.lesson(texts).to(self.device)
         steps = plan.steps if self.figures.tokens >= plan.short else 1
@@ -209,7 +183,7 @@ class Trainer:
             self.figures,
             step=step + 1,
             tokens=self.figures.tokens + sum(len(text.tokens) for text in texts),
-            loss=first if step == 0 else 0.95 * self.figures.loss + 0.05 * first,
+            loss=first if before is None else 0.95 * before + 0.05 * first,
         )
 
     def losses(self, given: Lesson, places: Tensor, steps: int) -> tuple[Tensor, float]:
@@ -221,7 +195,7 @@ class Trainer:
         row = torch.arange(len(places), device=self.device)[:, None]
         wanted = given.states[:, 1:]
         with self._numbers():
-            for k, h in enumerate(unrolled(self.head, given, places, steps)):
+            for k, h in enumerate(self.head.unroll(*given[:2], given.judged, places, steps)):
                 at, index, p, like = given.judged, given.index, given.p, wanted
                 if k:
                     # a chain begins in the window or just before it, at a judged place
@@ -263,13 +237,13 @@ class Trainer:
                         break
                     text = next(stream)
                 mix.append(text)
-                room -= size_of(text)
+                room -= text.n_bytes
             mix.sort(key=lambda text: len(text.tokens))
             at = int(torch.randint(len(mix), (), generator=self._dice))
             count = max(1, self.plan.batch // len(mix[at].tokens))
             at = max(0, min(at, len(mix) - count))
             some, mix[at : at + count] = mix[at : at + count], []
-            room += sum(map(size_of, some))
+            room += sum(one.n_bytes for one in some)
             yield some
 
     # -- the head at the start, and how good it is -------------------------------------------------
@@ -297,14 +271,10 @@ class Trainer:
     def _measure(self) -> None:
         """Measure the average of the weights in held-out texts; keep it if it is the best."""
         found = self.measure(self.average)
-        if found.per_pass > self.figures.best:
+        if found.per_pass > self.best_per_pass:
             self.best = {name: p.half().cpu() for name, p in self.average.state_dict().items()}
-        self.figures = replace(
-            self.figures,
-            right=found.right,
-            per_pass=found.per_pass,
-            best=max(self.figures.best, found.per_pass),
-        )
+            self.best_per_pass = found.per_pass
+        self.figures = replace(self.figures, right=found.right, per_pass=found.per_pass)
 
     def measure(self, head: EagleHead) -> ChainCount:
         """Count a head's right guesses in held-out texts."""
@@ -328,7 +298,7 @@ class Trainer:
         places = torch.arange(1, n, device=self.device).expand(b, -1)
         right = []
         with torch.no_grad(), self._numbers():
-            for k, h in enumerate(unrolled(head, given, places, self.plan.steps)):
+            for k, h in enumerate(head.unroll(*given[:2], given.judged, places, self.plan.steps)):
                 at = given.judged if k == 0 else given.judged[:, 1:]
                 hits = torch.zeros_like(given.judged)
                 guess = head.output(head.output_norm(h[at])).argmax(-1)
@@ -347,7 +317,7 @@ class Trainer:
         """Measure the best head so far in the held-out texts of now, which later ones must beat."""
         found = self.measure(self._chosen())
         if self.best:
-            self.figures = replace(self.figures, best=found.per_pass)
+            self.best_per_pass = found.per_pass
         return found
 
     def _chosen(self) -> EagleHead:
@@ -379,9 +349,8 @@ class Trainer:
         state = {
             "target": self.target.header.fingerprint,
             "words": torch.from_numpy(self.target.words),
-            "layers": list(self.layers),
             "half": self._half,
-            "seed": self.plan.seed,
+            "best_per_pass": self.best_per_pass,
             "figures": asdict(self.figures),
             "dice": self._dice.get_state(),
             "head": self.head.state_dict(),
@@ -398,18 +367,8 @@ class Trainer:
         self._muon.load_state_dict(found["muon"])
         self._adam.load_state_dict(found["adam"])
         self._dice.set_state(found["dice"])
-        self.best = found["best"]
-        figures = found["figures"]
-        self.figures = TrainingFigures(**{**figures, "right": tuple(figures["right"])})
-
-
-def unrolled(head: EagleHead, given: Lesson, places: Tensor, steps: int) -> Iterator[Tensor]:
-    return head.unroll(given.embedded, given.features, given.judged, places, steps)
-
-
-def size_of(text: Features) -> int:
-    """Return the bytes of a text's features."""
-    return int(text.inputs.nbytes + text.final.nbytes + text.top_ids.nbytes + text.top_p.nbytes)
+        self.best, self.best_per_pass = found["best"], found["best_per_pass"]
+        self.figures = Milestone(**found["figures"])
 
 
 def head_shape(header: GgufHeader, rows: int, layers: int) -> HeadShape:

@@ -27,16 +27,18 @@ class Milestone:
 
     Attributes:
         minutes: of all phases so far. tokens: that it was trained on, each as often as it was.
-        loss: None before the first step.
-        right: the share of right first, second, … guesses, each given that those before it were.
+        loss: of the first guess, in nats; None before the first step. step: minibatches so far.
+        right: the share of right first, second, … guesses at temperature 0, each given that those
+            before it were; empty before the first measurement.
         per_pass: tokens of a pass with chains of three guesses.
     """
 
-    minutes: float
-    tokens: int
-    loss: float | None
-    right: tuple[float, ...]
-    per_pass: float
+    minutes: float = 0.0
+    tokens: int = 0
+    loss: float | None = None
+    right: tuple[float, ...] = ()
+    per_pass: float = 0.0
+    step: int = 0
 
     @property
     def survival(self) -> list[float]:
@@ -46,6 +48,10 @@ class Milestone:
             shares *= one
             found.append(shares)
         return found
+
+    @property
+    def learned(self) -> str:
+        return f"{self.tokens:,} tokens learned, {self.words}"
 
     @property
     def words(self) -> str:

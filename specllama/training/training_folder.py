@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -89,15 +88,12 @@ def held(folder: Path) -> Iterator[None]:
 
     if why := paths.barred(folder):
         raise UsageError(f"nothing can be kept in {folder}: {why}", "give another --folder")
-    lock = FileLock(paths.private_folder(folder) / LOCK, timeout=0, mode=0o600)
     try:
-        lock.acquire()
+        taken = FileLock(paths.private_folder(folder) / LOCK, timeout=0, mode=0o600).acquire()
     except Timeout:
         raise UsageError(f"another process trains in {folder}", "give another --folder") from None
-    try:
+    with taken:
         yield
-    finally:
-        lock.release()
 
 
 def room(folder: Path, asked: int) -> int:
@@ -106,7 +102,7 @@ def room(folder: Path, asked: int) -> int:
     Raises:
         SpecllamaError: the disk is full.
     """
-    free = shutil.disk_usage(folder).free + sum(map(_bytes, folder.iterdir()))
+    free = shutil.disk_usage(folder).free + sum(one.stat().st_size for one in folder.iterdir())
     most = min(asked, int(_OF_FREE * free))
     if most < _LEAST:
         raise SpecllamaError(
@@ -122,8 +118,6 @@ def begin(
     there: Milestone | None,
     *,
     fresh: bool,
-    resume: bool,
-    sure: Callable[[str], None],
 ) -> TrainingCard:
     """Return the card of the training in a folder, or that of a new one.
 
@@ -131,25 +125,18 @@ def begin(
         asked: ``words``, ``seed`` as they were given.
         there: figures of the head that better ones replace, also if it is of another training.
         fresh: delete the former one.
-        resume: there has to be one.
-        sure: asks before something is deleted; raises to keep it.
 
     Raises:
-        UsageError: the folder holds something else, or there is nothing to go on with.
+        UsageError: the folder holds something else.
     """
-    card, inside = (
-        read_training_card(folder / NAME),
-        [one for one in folder.iterdir() if one.name != LOCK],
-    )
+    card = read_training_card(folder / NAME)
+    inside = [one for one in folder.iterdir() if one.name != LOCK]
     if inside and card is None and not (folder / "texts.jsonl").exists():
         raise UsageError(f"{folder} holds other files", "give another --folder")
     if fresh and inside:
-        sure(f"delete what was learned in {folder} ({size(sum(map(_bytes, inside)))})?")
         for one in inside:
             one.unlink()
         card = None
-    elif resume and card is None:
-        raise UsageError(f"there is no training in {folder}", "begin one without --resume")
     if card is None:
         words = asked["words"] or max(target.vocab_size // _A_SIXTH // _WHOLE * _WHOLE, _FEW)
         return TrainingCard(
@@ -172,10 +159,3 @@ def begin(
     if there is None or card.best is None or there.tokens != card.best.tokens:
         card.best, card.own = there, False
     return card
-
-
-def _bytes(file: Path) -> int:
-    try:
-        return os.stat(file).st_size
-    except OSError:
-        return 0

@@ -41,15 +41,8 @@ class _Writing:
     @property
     def sample(self) -> Sample:
         one = self.asked
-        return Sample(
-            one.id,
-            one.kind,
-            one.held_out,
-            self.prompt,
-            tuple(self.reply),
-            one.seed,
-            one.temperature,
-        )
+        side = (one.id, one.kind, one.held_out)
+        return Sample(*side, self.prompt, tuple(self.reply), one.seed, one.temperature)
 
 
 class Writer:
@@ -57,14 +50,11 @@ class Writer:
 
     Args:
         longest: tokens of a reply, at most.
-        lanes: replies at once; None takes those of the teacher.
     """
 
-    def __init__(self, teacher: Teacher, longest: int = LONGEST, lanes: int | None = None) -> None:
+    def __init__(self, teacher: Teacher, longest: int = LONGEST) -> None:
         self._teacher, self.longest = teacher, longest
-        self._lanes = min(lanes or teacher.lanes, teacher.lanes)
-        pool = teacher.pool
-        self._room = pool.n_ctx // self._lanes - longest  # for a prompt
+        self._room = teacher.pool.n_ctx // teacher.lanes - longest  # for a prompt
 
     def write(
         self, asked: Iterable[Exercise], until: Callable[[], bool]
@@ -77,11 +67,11 @@ class Writer:
         Raises:
             EngineError: the target cannot be evaluated.
         """
-        waiting, running = iter(asked), list[_Writing]()
+        waiting, running, lanes = iter(asked), list[_Writing](), self._teacher.lanes
         try:
             with suppress(Cancelled):
                 while not until():
-                    while len(running) < self._lanes and (one := self._next(waiting)) is not None:
+                    while len(running) < lanes and (one := self._next(waiting)):
                         running.append(one)
                     if not running:
                         return
@@ -108,8 +98,6 @@ class Writer:
             except PromptTooLong:
                 continue
             ids = prepared.ids
-            if len(ids) > self._room:
-                continue
             chain = teacher.chains.chain(params, asked.seed, ids, prepared.position)
             lane = teacher.open_lane()
             try:

@@ -89,7 +89,7 @@ def test_the_same_command_goes_on(
 ) -> None:
     arguments = ["train-draft", str(target), "--minutes", "2"]
     assert invoke(arguments) == 0
-    assert invoke([*arguments, "--resume"]) == 0
+    assert invoke(arguments) == 0
     card = read_training_card(folder_of(target) / NAME)
     assert card is not None
     assert 230 < card.spent_s < 240
@@ -114,20 +114,6 @@ def test_fresh_begins_anew(
     assert card is not None
     assert card.spent_s < 130
     assert card.words == 300
-
-
-def test_lines_of_json(
-    target: Path, works: list[FakeWork], capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = target.with_name("other.gguf")
-    assert invoke(["train-draft", str(target), str(out), "--minutes", "3", "--json"]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert {line["type"] for line in lines} == {"began", "figures", "estimate", "done"}
-    done = lines[-1]
-    assert (done["type"], done["why"], done["out"]) == ("done", "time", str(out))
-    figures = [line["figures"]["per_pass"] for line in lines if line["type"] == "figures"]
-    assert figures == sorted(figures)
-    assert done["best"]["per_pass"] == figures[-1]
 
 
 def test_without_torch_it_says_what_to_install(
@@ -165,7 +151,6 @@ def test_what_cannot_be_trained_is_one_sentence(
         (3, [str(tmp_path / "nowhere.gguf")], "no such file"),
         (2, [str(target), str(target)], "train-draft did not make it"),
         (2, [str(target), "--folder", str(mine)], "holds other files"),
-        (2, [str(target), "--resume"], "there is no training in"),
     ):
         assert invoke(["train-draft", *arguments]) == code
         told = capsys.readouterr()

@@ -18,7 +18,7 @@ def test_a_head_is_trained_and_drafts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("specllama.training.course.TRY_S", 3.0)
-    monkeypatch.setattr("specllama.training.timetable.FIRST_S", 5.0)
+    monkeypatch.setattr("specllama.training.course.FIRST_S", 5.0)
     head, folder = tmp_path / "head.gguf", tmp_path / "training"
     arguments = ["train-draft", "tiny", str(head), "--folder", str(folder), "-t", "1"]
     for minutes in ("0.3", "0.2"):

@@ -11,9 +11,11 @@ from requests_made import finish
 
 from specllama.engine.engine import Engine
 from specllama.errors import PairIncompatible
+from specllama.models import refs
+from specllama.models.gguf import read_header
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 from specllama.training.corpus import Corpus, Sample
-from specllama.training.features import FeatureReader, Features, Teacher
+from specllama.training.features import Features, Teacher, read_again
 from specllama.training.questions import Exercise, shipped
 from specllama.training.shards import Shards
 from specllama.training.writing import Writer
@@ -43,7 +45,8 @@ def teacher(
 ) -> Iterator[Teacher]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECLLAMA_HOME", str(tmp_path_factory.mktemp("home")))
-        with Teacher.open(target, lanes=3, longest=256, threads=1, repack="off") as teacher:
+        header = read_header(refs.resolve(str(target)))
+        with Teacher.open(header, lanes=3, longest=256, threads=1, repack="off") as teacher:
             yield teacher
 
 
@@ -103,7 +106,7 @@ def test_features_are_those_of_the_running_engine_and_texts_are_its_own(
 def test_reading_again_gives_the_same_bits(
     teacher: Teacher, written: list[tuple[Sample, Features]], rows: int | None
 ) -> None:
-    again = FeatureReader(teacher, rows).read(sample for sample, _ in written)
+    again = read_again(teacher, (sample for sample, _ in written), rows)
     for (sample, before), after in zip(written, again, strict=True):
         assert after.id == sample.id
         assert after.tokens.tolist() == [*sample.prompt, *sample.reply]
@@ -123,7 +126,7 @@ def test_what_was_written_is_found_in_the_folder(
     next(tmp_path.glob("shard-*.npz")).unlink()  # as if the ring had gone on
     shards = Shards(tmp_path)
     gone = list(Corpus(tmp_path).samples(False, without=shards.ids(False)))
-    for features in FeatureReader(teacher).read(gone):
+    for features in read_again(teacher, gone):
         shards.add(features, held_out=False)
     before = {features.id: features for _, features in written}
     found = {one.id: one for one in shards.read(False)}
@@ -135,5 +138,8 @@ def test_a_model_that_gives_no_states_away_is_refused(tmp_path: Path) -> None:
     from ggufs import write_llama
 
     path = write_llama(tmp_path / "other.gguf", blocks=4, architecture="qwen2")
-    with pytest.raises(PairIncompatible, match="layer inputs of qwen2"):
-        Teacher.open(path, lanes=1, longest=64, threads=1)
+    with (
+        Teacher.open(read_header(path), lanes=1, longest=64, threads=1) as teacher,
+        pytest.raises(PairIncompatible, match="layer inputs of qwen2"),
+    ):
+        teacher.open_lane()

@@ -16,7 +16,7 @@ from typing import Any
 
 from eagle_files import write_eagle3
 
-from specllama.training.course import Amounts, Over
+from specllama.training.phases import Amounts, Over, TargetPhases
 from specllama.training.training_card import METADATA, Milestone, TrainingCard
 
 STEP_S = 0.05
@@ -41,8 +41,8 @@ class FakeReply:
     prompt: tuple[int, ...] = (1, 2, 3)
 
 
-class FakeWork:
-    """The phases of ``course.TrainingWork``.
+class FakeWork(TargetPhases):
+    """The phases without a target.
 
     Args:
         best: tokens a pass that no training exceeds; with more text, it is reached sooner.
@@ -122,7 +122,7 @@ class FakeWork:
         write_eagle3(part, layers=(2, 4, 5), keys={METADATA: card.encoded().decode()})
         part.replace(path)
 
-    def held_out(self, n: int) -> Sequence[FakeReply]:
+    def held_out(self, n: int) -> Sequence[Any]:
         return [FakeReply()] * n
 
 
@@ -134,7 +134,7 @@ def replace_real(work: Callable[[Path], FakeWork], set: Callable[[Any, str, Any]
 
     found = payback.Payback(step=0.1, row=0.1, kept=0.5, length=2, speed=1.3)
     set(diagnostics, "require_extra", lambda *names: None)
-    set(phases, "open_work", lambda target, folder, card, **more: (work(folder), ""))
+    set(phases, "open_work", lambda target, folder, *more: (work(folder), ""))
     set(payback, "payback", lambda *args: found)
 
 
@@ -142,7 +142,7 @@ def main() -> None:
     from specllama import cli
     from specllama.training import course
 
-    course.TRY_S = course.FIRST_S = 0.4  # type: ignore[misc]
+    course.TRY_S = course.FIRST_S = 0.4
     replace_real(lambda folder: FakeWork(folder=folder), setattr)
     sys.argv = ["specllama", *sys.argv[1:]]
     cli.main()

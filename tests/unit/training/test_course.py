@@ -6,8 +6,14 @@ from pathlib import Path
 import pytest
 from training_fakes import Clock, FakeWork
 
-from specllama.training.course import SAVE_S, Course
-from specllama.training.timetable import FIRST_S, LONGEST_S, cycle_s, outlook, writing_share
+from specllama.training.course import (
+    FIRST_S,
+    LONGEST_S,
+    SAVE_S,
+    Course,
+    cycle_s,
+    writing_share,
+)
 from specllama.training.training_card import NAME, TrainingCard, beside, read_training_card
 
 
@@ -45,10 +51,14 @@ def test_more_is_written_where_texts_were_seen_often() -> None:
     assert writing_share(0.5) < writing_share(None) == writing_share(2) < writing_share(9)
 
 
-def test_an_outlook_is_bounded_by_the_disk() -> None:
-    found = outlook(300, 100, 1000, 2000, 5000, disk=10**7, memory=1)
-    assert (found.write_s, found.written, found.disk) == (100, 12_000, 10**7)
-    assert found.visits == pytest.approx(200 * 1000 / 12_000)
+def test_an_outlook_is_bounded_by_the_disk(tmp_path: Path) -> None:
+    told = Told(tmp_path, 300)
+    told.course.measure()
+    found, there = told.course.outlook(10**7), told.work.written
+    assert (found.write_s, found.disk) == (100, 10**7)
+    assert found.written == pytest.approx(there + 100 * 100, rel=0.02)
+    assert found.visits == pytest.approx(200 * 2000 / found.written, rel=0.02)
+    assert told.course.outlook(10**9).disk == 5000 * found.written
 
 
 def test_it_ends_in_time_with_the_best_head(tmp_path: Path) -> None:

@@ -19,10 +19,15 @@ from specllama.models.eagle3_file import read_facts  # noqa: E402
 from specllama.models.gguf import read_header  # noqa: E402
 from specllama.models.tensors import read_tensor  # noqa: E402
 from specllama.settings.params import EngineOptions  # noqa: E402
-from specllama.training.eagle_head import EagleHead, HeadShape, law_loss  # noqa: E402
+from specllama.training.eagle_head import (  # noqa: E402
+    EagleHead,
+    HeadShape,
+    law_loss,
+    rope_tables,
+    rotate,
+)
 from specllama.training.head_file import write_head  # noqa: E402
 from specllama.training.lessons import TargetFacts  # noqa: E402
-from specllama.training.rope import rope_tables, rotate  # noqa: E402
 
 SMALL = HeadShape(width=12, heads=2, head_size=4, hidden=8, fused=18, rows=11)
 LAYERS = (1, 2, 3)

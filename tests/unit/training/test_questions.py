@@ -1,6 +1,5 @@
 """Questions for a target: the list that ships, a person's texts and chats."""
 
-import json
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -107,18 +106,6 @@ def written(folder: Path) -> Path:
     (folder / "story.md").write_text("\n\n".join(paragraphs), "utf-8")
     lines = [f"def function_{i}(value):\n    return value + {i}\n" * 3 for i in range(60)]
     (folder / "code.py").write_text("\n\n".join(lines), "utf-8")
-    chats = [
-        {"messages": [{"role": "system", "content": "Be brief."},
-                      {"role": "user", "content": "First?"},
-                      {"role": "assistant", "content": "Yes."},
-                      {"role": "user", "content": "Second?"},
-                      {"role": "assistant", "content": "No."},
-                      {"role": "user", "content": "Unanswered?"}]},
-        {"conversations": [{"from": "human", "value": "Hm?"}, {"from": "gpt", "value": "Ah."}]},
-        {"instruction": "Translate.", "input": "Haus", "output": "house"},
-    ]  # fmt: skip
-    told = [*map(json.dumps, chats), "no json", "[]", '{"messages": [{"role": "user"}]}', "{}"]
-    (folder / "chats.jsonl").write_text("\n".join(told), "utf-8")
     (folder / "picture.png").write_bytes(b"\0\1\2")
     return folder
 
@@ -126,16 +113,7 @@ def written(folder: Path) -> Path:
 def test_texts_become_questions_of_the_kinds_that_people_ask(tmp_path: Path) -> None:
     found, without = of_texts([str(written(tmp_path))])
     assert without == "1 no text"
-    assert set(found.kinds) == {*KINDS, "chat"}
-    chats = {tuple((m.role, m.content) for m in chat) for side in (found.trained, found.held)
-             for chat in side.get("chat", ())}  # fmt: skip
-    brief = ("system", "Be brief.")
-    assert chats == {
-        (brief, ("user", "First?")),
-        (brief, ("user", "First?"), ("assistant", "Yes."), ("user", "Second?")),
-        (("user", "Hm?"),),
-        (("user", "Translate.\n\nHaus"),),
-    }
+    assert set(found.kinds) == set(KINDS)
     for kind in KINDS:
         assert len(found.held[kind]) >= LEAST_HELD
     explained = [c[0].content for c in found.trained["question"] if "```" in c[0].content]
@@ -168,10 +146,13 @@ def test_only_finished_chats_are_taken_from_the_store(tmp_path: Path) -> None:
         for session, state in ((whole, "done"), (cut, "partial")):
             store.put(session, 0, StoredMessage("user", f"asked {state}"))
             store.put(session, 1, StoredMessage("assistant", "told", state))  # type: ignore[arg-type]
-        store.put(whole, 2, StoredMessage("user", "no reply yet"))
+        store.put(whole, 2, StoredMessage("user", "and then"))
+        store.put(whole, 3, StoredMessage("assistant", "this", "done"))
+        store.put(whole, 4, StoredMessage("user", "no reply yet"))
     found = of_chats(tmp_path / "sessions.db")
+    first = (Message("system", "Be kind."), Message("user", "asked done"))
     assert dict(found.trained) == {
-        "chat": [(Message("system", "Be kind."), Message("user", "asked done"))]
+        "chat": [first, (*first, Message("assistant", "told"), Message("user", "and then"))]
     }
     assert len(of_chats(tmp_path / "nowhere.db")) == 0
 
@@ -180,7 +161,7 @@ def test_lists_are_joined_by_kind(tmp_path: Path) -> None:
     texts, _ = of_texts([str(written(tmp_path))])
     both = shipped() + texts
     assert len(both) == len(shipped()) + len(texts)
-    assert both.kinds == ("chat", *KINDS)
+    assert both.kinds == KINDS
     own = {chat for kind in texts.trained.values() for chat in kind}
     first = [one.messages in own for one in asked(both, 150) if one.kind in ("code", "edit")]
     assert 0.3 < sum(first) / len(first) < 0.6

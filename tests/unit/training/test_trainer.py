@@ -16,8 +16,9 @@ from specllama.errors import SpecllamaError  # noqa: E402
 from specllama.models.eagle3_file import check  # noqa: E402
 from specllama.models.gguf import GgufHeader, read_header  # noqa: E402
 from specllama.models.tensors import read_tensor  # noqa: E402
-from specllama.training.acceptance import ChainCount  # noqa: E402
-from specllama.training.trainer import Trainer, TrainingFigures, TrainingPlan  # noqa: E402
+from specllama.training.lessons import ChainCount  # noqa: E402
+from specllama.training.trainer import Trainer, TrainingPlan  # noqa: E402
+from specllama.training.training_card import Milestone  # noqa: E402
 
 LAYERS, WIDTH, LIKELIEST = (1, 2, 3), 64, 8
 
@@ -31,6 +32,10 @@ class Text(NamedTuple):
     final: Any
     top_ids: Any
     top_p: Any
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(part.nbytes for part in self if part is not self.reply_from)
 
 
 class Table:
@@ -103,8 +108,8 @@ def after(steps: int) -> Any:
     return lambda: next(left, None) is None
 
 
-def figures(one: Trainer, steps: int) -> list[TrainingFigures]:
-    seen: list[TrainingFigures] = []
+def figures(one: Trainer, steps: int) -> list[Milestone]:
+    seen: list[Milestone] = []
     one.train(after(steps), seen.append)
     return seen
 
@@ -225,9 +230,9 @@ def test_what_no_longer_gains_ends_and_the_best_head_is_exported(
 def test_other_texts_judge_the_best_head_again(header: GgufHeader, tmp_path: Path) -> None:
     one = trainer(header, tmp_path, SHORT)
     figures(one, 20)
-    before = one.figures.best
+    before = one.best_per_pass
     one._held_out = lambda: iter(texts(Table(header), 7, 5))
     found = one.judge_again()
-    assert one.figures.best == found.per_pass != before
+    assert one.best_per_pass == found.per_pass != before
     one._held_out = lambda: iter(texts(Table(header), 2, 24))
     assert one.judge_again().per_pass == before
