@@ -158,6 +158,9 @@ def _known(whole: GgufHeader, options: EngineOptions, here: str = "") -> Tried |
     """Return what came of a copy, if one may draft."""
     if options.draft_tokens != "auto" or whole.rows:
         return None
+    # the build is asked only where something may be known: it may not be fit for this processor
+    if not verdicts.all_known(SCHEMA, {"file": whole.fingerprint}, Tried):
+        return None
     return verdicts.known(SCHEMA, _key(whole, options, here), Tried)
 
 

@@ -93,7 +93,7 @@ def test_a_conversation_reopens_as_if_it_had_gone_on(
 # -- a conversation that is read while it is typed --
 
 
-WORDS = (Path(__file__).parents[2] / "README.md").read_text("utf-8").split()
+WORDS = (Path(__file__).parents[2] / "LICENSE").read_text("utf-8").split()
 
 
 @pytest.fixture(scope="module")

@@ -159,7 +159,7 @@ class Once:
 
 def measured(key: dict[str, object], once: Once, folder: Path) -> Exactness:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verdicts, "profiles_dir", lambda: folder)
+        patch.setattr("specllama.paths.profiles_dir", lambda: folder)
         return verdicts.kept(SCHEMA, key, Exactness, once)
 
 
