@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from specllama.cancel import Cancel
 from specllama.errors import PromptTooLong, UsageError
@@ -277,8 +277,8 @@ class Session:
         self._lent = {}
         self._params = with_changes(self._launched, one.chosen)
 
-    def export(self) -> str:
-        return self._open.export()
+    def export(self, form: Literal["md", "json"] = "md") -> str:
+        return self._open.export(form, self._params)
 
     def close(self) -> None:
         """Close the round log; the engine and the store belong to the caller."""

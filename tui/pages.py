@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from textual.app import SystemCommand
 from textual.screen import Screen
@@ -284,7 +284,7 @@ class PagedApp(ThemedApp):
                 title = f"specllama {type(screen).__name__.removesuffix('Screen')}"
                 text = self_contained(self.export_screenshot(title="specllama"))
             else:
-                title, text = session.title, session.export()
+                title, text = session.title, session.export(cast(Literal["md", "json"], how))
             path = clipboard.export_path(title, how)
             private_folder(path.parent)
             path.write_text(encodable(text), "utf-8")

@@ -5,11 +5,16 @@ Where another process went on with the stored conversation meanwhile, this one g
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
+from specllama.settings.params import GenerateParams
+from specllama.store.codec import params_to_dict
 from specllama.store.message_tree import START, StoredMessage, Tree
-from specllama.store.sessions import UNTITLED, ContinuedElsewhere, SessionStore
+from specllama.store.sessions import UNTITLED, ContinuedElsewhere, SessionStore, StoredSession
 
 
 class OpenSession:
@@ -80,9 +85,16 @@ class OpenSession:
         self.tree.leaf = leaf
         self._update(lambda store, at, seen: store.drop(at, number, leaf, seen=seen))
 
-    def export(self) -> str:
-        """Write it as Markdown, one heading per turn; its other versions follow it."""
-        return to_markdown(self.title, self.system, self.tree)
+    def export(self, form: Literal["md", "json"], params: GenerateParams) -> str:
+        now = time.time()
+        unstored = StoredSession("", self.title, "", {}, now, now)
+        stored = replace(
+            unstored if self.id is None else self._store.get(self.id),
+            system=self.system,
+            settings={"params": params_to_dict(params)},
+            tree=self.tree,
+        )
+        return to_json(stored) if form == "json" else to_markdown(stored)
 
     def _update(self, write: Callable[[SessionStore, str, float | None], float]) -> None:
         """Write to the stored conversation, or to a copy if another process continued it."""
@@ -113,11 +125,13 @@ class OpenSession:
         return {"set": self.chosen}
 
 
-def to_markdown(title: str, system: str, tree: Tree) -> str:
+def to_markdown(session: StoredSession) -> str:
+    """Write a conversation as Markdown, one heading per turn; its other versions follow it."""
+    tree = session.tree
     path = tree.path
-    parts = [f"# {title}"]
-    if system:
-        parts.append(f"## System\n\n{system}")
+    parts = [f"# {session.title}"]
+    if session.system:
+        parts.append(f"## System\n\n{session.system}")
     for number in path:
         parts += _turn(tree, number)
     others = [number for number in tree.messages if number not in set(path)]
@@ -139,3 +153,33 @@ def _turn(tree: Tree, number: int, *, place: bool = False) -> list[str]:
     if message.reasoning:
         parts.append(f"<details><summary>Thought</summary>\n\n{message.reasoning}\n\n</details>")
     return [*parts, message.content]
+
+
+def to_json(session: StoredSession) -> str:
+    """Write a conversation as JSON, with settings, the counters of each reply and every version."""
+    tree = session.tree
+    path = tree.path
+    data = {
+        "id": session.id,
+        "title": session.title,
+        "created_s": session.created_s,
+        "updated_s": session.updated_s,
+        "system": session.system,
+        "settings": session.settings,
+        "messages": [_fields(tree, number) for number in path],
+        "other_versions": [_fields(tree, n) for n in tree.messages if n not in set(path)],
+    }
+    return json.dumps(data, ensure_ascii=False, indent=2) + "\n"
+
+
+def _fields(tree: Tree, number: int) -> dict[str, object]:
+    """Return a message, its number and that of the one before it (null for the first)."""
+    message = tree.messages[number]
+    parent = tree.parents[number]
+    return {
+        **message.message.to_dict(),
+        "state": message.state,
+        "stats": message.stats,
+        "number": number,
+        "follows": None if parent == START else parent,
+    }

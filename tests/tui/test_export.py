@@ -1,5 +1,6 @@
 """Saving what is seen: one key on every screen, files that can be attached to an issue."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,8 @@ async def test_a_chat_is_saved_whole(start: Any, folder: Path) -> None:
         chat = await save(d, folder)
         assert chat.name == "export-me-b.md"
         assert EVIL in chat.read_text()
-        assert (await save(d, folder)).name == "export-me-b-2.md"  # nothing is overwritten
+        assert json.loads((await save(d, folder, "json")).read_text())["title"] == "Export me <b>"
+        assert (await save(d, folder, "md")).name == "export-me-b-2.md"  # nothing is overwritten
         assert picture.name == "specllama-chat.svg"
 
 

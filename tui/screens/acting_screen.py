@@ -247,7 +247,7 @@ class ActingScreen(TurnScreen):
         """Copy the last reply, its last code block, or the conversation."""
         replies = [i for i, m in enumerate(self.session.messages) if m.role == "assistant"]
         if what == "chat":
-            self.copy_text(self.session.export())
+            self.copy_text(self.session.export("md"))
         elif not replies:
             self.notify("There is no reply to copy yet", timeout=2)
         elif what == "code":

@@ -1,5 +1,6 @@
 """Stored conversations: every change survives, and no disk trouble stops a conversation."""
 
+import json
 import signal
 import sqlite3
 import subprocess
@@ -15,8 +16,8 @@ from specllama.paths import sessions_file
 from specllama.replies import attach
 from specllama.store import database, sessions
 from specllama.store.message_tree import START, StoredMessage
-from specllama.store.open_session import to_markdown
-from specllama.store.sessions import UNTITLED, ContinuedElsewhere, SessionStore, StoredSession
+from specllama.store.open_session import to_json, to_markdown
+from specllama.store.sessions import UNTITLED, ContinuedElsewhere, SessionStore
 
 
 def user(text: str) -> StoredMessage:
@@ -194,17 +195,23 @@ def test_odd_text_is_kept() -> None:
         assert content == "nul \0, esc \x1b, emoji 😀, quote ' and lone ?"
 
 
-def markdown(stored: StoredSession) -> str:
-    return to_markdown(stored.title, stored.system, stored.tree)
-
-
 def test_exports() -> None:
     with SessionStore.open() as store:
         session = fill(store, "Count", "one, tw")
         store.put(session, 1, StoredMessage("assistant", "one, tw", "partial"))
         read = store.get(session)
-    assert "## Assistant (interrupted)\n\none, tw\n" in markdown(read)
-    assert markdown(read).startswith("# Count\n\n## System\n\nBe brief.\n\n## User\n\nCount")
+    assert "## Assistant (interrupted)\n\none, tw\n" in to_markdown(read)
+    assert to_markdown(read).startswith("# Count\n\n## System\n\nBe brief.\n\n## User\n\nCount")
+    data = json.loads(to_json(read))
+    assert data["messages"][1] == {
+        "role": "assistant",
+        "content": "one, tw",
+        "state": "partial",
+        "stats": None,
+        "number": 1,
+        "follows": 0,
+    }
+    assert (data["messages"][0]["follows"], data["other_versions"]) == (None, [])
 
 
 def test_exports_hold_every_version() -> None:
@@ -213,7 +220,11 @@ def test_exports_hold_every_version() -> None:
         store.put(session, 2, user("Thanks"), parent=1)
         store.put(session, 3, StoredMessage("assistant", "uno"), parent=0)
         read = store.get(session)
-    chosen, _, rest = markdown(read).partition("# Other versions\n\n")
+    data = json.loads(to_json(read))
+    assert [m["content"] for m in data["messages"]] == ["Count", "uno"]
+    others = [(m["content"], m["number"], m["follows"]) for m in data["other_versions"]]
+    assert others == [("one, two", 1, 0), ("Thanks", 2, 1)]
+    chosen, _, rest = to_markdown(read).partition("# Other versions\n\n")
     assert "## User\n\nCount" in chosen
     assert "## Assistant (version 2 of 2)\n\nuno" in chosen
     assert rest == (
@@ -330,7 +341,8 @@ def test_thoughts_are_kept_apart() -> None:
         store.put(session, 1, reply)
         assert store.get(session).messages[1] == reply
         assert [s.id for s in store.summaries(query="Hm é")] == [session]
-        assert "Hm é.\n\n</details>\n\nYes." in markdown(store.get(session))
+        assert "Hm é.\n\n</details>\n\nYes." in to_markdown(store.get(session))
+        assert json.loads(to_json(store.get(session)))["messages"][1]["reasoning"] == "Hm é."
 
 
 def test_a_failing_migration_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
