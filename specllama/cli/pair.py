@@ -94,7 +94,7 @@ def command(
         _show_table(header, target, findings)
     if not as_json:
         _show_ways(ways)
-        _show_trained(beside)
+        _show_trained(header, target, beside)
     if drafts and not fits:
         said = f"no draft fits {target}"
         if len(findings) == 1:
@@ -150,7 +150,7 @@ def _show_table(header: GgufHeader, target: str, findings: list[DraftFinding]) -
     ]
     show_table(findings, columns)
     note("same: ids with the same text · needs: the share of guesses to be kept for any gain")
-    _show_next(header, target, findings)
+    _show_next(target, findings)
 
 
 def _show_ways(ways: tuple[MethodInfo, ...]) -> None:
@@ -162,10 +162,13 @@ def _show_ways(ways: tuple[MethodInfo, ...]) -> None:
     show_table(ways, columns)
 
 
-def _show_trained(heads: list[GgufHeader]) -> None:
-    """Show how well heads guess that were trained here."""
+def _show_trained(header: GgufHeader, target: str, heads: list[GgufHeader]) -> None:
+    """Show how well heads guess that were trained here; without any, how to train one."""
+    from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES
     from specllama.training import training_card
 
+    if not heads and header.architecture in LAYER_INPUT_ARCHITECTURES:
+        note(f"to train a head for it: specllama train-draft {target}")
     for head in heads:
         card = training_card.read_training_card(training_card.beside(head.path))
         if card is not None and card.best is not None:
@@ -173,9 +176,7 @@ def _show_trained(heads: list[GgufHeader]) -> None:
             note(card.pays)
 
 
-def _show_next(header: GgufHeader, target: str, findings: list[DraftFinding]) -> None:
-    from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES
-
+def _show_next(target: str, findings: list[DraftFinding]) -> None:
     best = next((finding for finding in findings if finding.judged.useful), None)
     pullable = next((finding for finding in findings if finding.path is None), None)
     if best is not None:
@@ -184,8 +185,6 @@ def _show_next(header: GgufHeader, target: str, findings: list[DraftFinding]) ->
         note(f"next: {pullable.note}")
     else:
         note("none fits; speculation works without a draft model, too: --proposer ngram")
-        if header.architecture in LAYER_INPUT_ARCHITECTURES:
-            note(f"to train a head for it: specllama train-draft {target}")
 
 
 def _needs(judged: Judgement) -> str:
