@@ -89,16 +89,9 @@ def test_what_loads_a_pair(
 
 
 @pytest.mark.usefixtures("told")
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [(["doctor", *PAIR], "specllama.engine.gguf_pair.read_pair")],
-    ids=["doctor"],
-)
-def test_what_reads_a_pair(
-    command: list[str], name: str, shelf: Path, asked: list[Any], stop: Any
-) -> None:
-    stop(name)
-    invoke(command)
+def test_doctor_reads_a_pair(shelf: Path, asked: list[Any], stop: Any) -> None:
+    stop("specllama.engine.gguf_pair.read_pair")
+    invoke(["doctor", *PAIR])
     assert asked[:2] == [shelf / "maker/some-GGUF/some-Q4_0.gguf", shelf / DRAFT]
 
 
