@@ -304,25 +304,45 @@ class Published:
             "attention.layer_norm_rms_epsilon": self.real(self.layer, "rms_norm_eps"),
             "vocab_size": target.vocab_size,
         }
-        keys: dict[str, Value] = {
-            "general.architecture": architecture,
-            "general.name": f"{self.name} for {target.name}",
-            "general.quantization_version": 2,
-            **stored(target, "tokenizer."),
-        }
-        for key, value in (own | rope | dict(values)).items():
-            keys[key if key.startswith("tokenizer.") else f"{architecture}.{key}"] = value
+        name = f"{self.name} for {target.name}"
+        keys: dict[str, Value] = {"general.name": name, **stored(target, "tokenizer.")}
         typed = {name: (tensor, _type(tensor, kind)) for name, tensor in tensors.items()}
         if factors is not None:
             typed["rope_freqs.weight"] = (factors, "F32")
         if ids is not None:
             typed["d2t"] = (ids, "I64")
-        write_gguf(destination, keys, typed)
-        try:
-            check(read_header(destination), target)
-        except SpecllamaError:
-            destination.unlink()
-            raise
+        own |= rope | dict(values)
+        write_checked(destination, target, architecture, own, keys, typed, check)
+
+
+def write_checked(
+    destination: Path,
+    target: GgufHeader,
+    architecture: str,
+    own: Mapping[str, Value],
+    keys: Mapping[str, Value],
+    tensors: Mapping[str, tuple[Tensor, str]],
+    check: Callable[[GgufHeader, GgufHeader], object],
+) -> None:
+    """Write the file of a head.
+
+    Args:
+        own: keys of its architecture. keys: others, beside those that every file has.
+        tensors: with their types.
+        check: looks at the file and the target; the file is removed where it raises.
+
+    Raises:
+        SpecllamaError: it cannot be written, or what ``check`` raises.
+    """
+    all_keys = {"general.architecture": architecture, "general.quantization_version": 2, **keys}
+    for key, value in own.items():
+        all_keys[key if key.startswith("tokenizer.") else f"{architecture}.{key}"] = value
+    write_gguf(destination, all_keys, tensors)
+    try:
+        check(read_header(destination), target)
+    except SpecllamaError:
+        destination.unlink()
+        raise
 
 
 def _type(tensor: Tensor, kind: str) -> str:

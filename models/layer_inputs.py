@@ -119,6 +119,18 @@ def memory(head: GgufHeader, target: GgufHeader, n_ctx: int) -> ModelMemory:
     return estimate_model(head, n_ctx=n_ctx, n_ubatch=HEAD_BATCH, n_outputs=HEAD_BATCH)
 
 
+def unexposed(architecture: str, then: str = "", *, first: str = "") -> PairIncompatible:
+    """Return the error for a target that does not give its layer inputs away.
+
+    Args:
+        first, then: the words before and behind that.
+    """
+    return PairIncompatible(
+        f"{first}llama.cpp does not expose the layer inputs of {architecture} models{then}",
+        "draft with --proposer ngram, suffix or a draft model",
+    )
+
+
 def check_target(facts: HeadFacts, head: GgufHeader, target: GgufHeader) -> None:
     """Refuse a head made for another target, or for one whose layers llama.cpp does not expose.
 
@@ -127,11 +139,7 @@ def check_target(facts: HeadFacts, head: GgufHeader, target: GgufHeader) -> None
     """
     name = head.path.name
     if target.architecture not in LAYER_INPUT_ARCHITECTURES:
-        raise PairIncompatible(
-            f"llama.cpp does not expose the layer inputs of {target.architecture} models, which "
-            f"{name} reads",
-            "draft with --proposer ngram, suffix or a draft model",
-        )
+        raise unexposed(target.architecture, f", which {name} reads")
 
     of, width, why = target.path.name, target.embedding_length, ""
     beyond = [layer for layer in facts.layers if not 0 <= layer < target.block_count]

@@ -260,14 +260,6 @@ class SpecllamaApp(PagedApp):
             self.prefs.last_target, self.prefs.last_draft = target, draft or ""
             self.save_prefs()
 
-    # ------------------------------------------------------------------ the demonstration
-
-    def _end_demonstration(self) -> None:
-        """Let a pair that need not be forced to draft decide for itself."""
-        if self.session.lent:
-            self.session.lend(None)
-            self.chat.params_changed()
-
     @property
     def methods(self) -> tuple[MethodInfo, ...]:
         return () if self.loader.info is None else self.loader.info.methods
@@ -312,7 +304,9 @@ class SpecllamaApp(PagedApp):
         assert download.target is not None
         self.downloads.forget(download.ref)
         self.chat.query_one(DownloadLine).told()
-        self._end_demonstration()
+        if self.session.lent:  # this pair need not be forced to draft
+            self.session.lend(None)
+            self.chat.params_changed()
         self.switch_model((download.target, download.draft or NO_DRAFT))
 
     # ------------------------------------------------------------------ actions

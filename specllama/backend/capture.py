@@ -23,7 +23,7 @@ import numpy as np
 from specllama.arrays import FINAL, HiddenNeed, Rows, with_final
 from specllama.backend.symbols import function, rows
 from specllama.errors import PairIncompatible
-from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES
+from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES, unexposed
 
 
 class Capture:
@@ -49,11 +49,7 @@ class Capture:
         """
         kind = metadata(self._model, "general.architecture")
         if kind not in LAYER_INPUT_ARCHITECTURES:
-            raise PairIncompatible(
-                f"llama.cpp does not expose the layer inputs of {kind} models, which this head "
-                "reads",
-                "draft with --proposer ngram, suffix or a draft model",
-            )
+            raise unexposed(kind, ", which this head reads")
         n_layer = int(ll.llama_model_n_layer(self._model))
         beyond = [layer for layer in layers if not 0 <= layer < n_layer]
         if beyond:

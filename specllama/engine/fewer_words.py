@@ -55,16 +55,12 @@ def chosen(whole: GgufHeader, options: EngineOptions, here: str = "") -> GgufHea
     Args:
         here: see ``EngineInfo``; "" finds that out.
     """
-    known = _known(whole, options, here)
-    if known is None or known.share > PAYS:
-        return None
-    copy = _made(whole)
-    return copy if copy is not None and copy.rows == known.words else None
+    return _look(whole, options, here)[1]
 
 
 def words(whole: GgufHeader, options: EngineOptions, here: str = "") -> str:
     """Describe what came of a copy of a model; "" if none was tried."""
-    known, copy = _known(whole, options, here), chosen(whole, options, here)
+    known, copy = _look(whole, options, here)
     if known is None or (copy is None and not known.why_not):
         return ""
     if copy is None:
@@ -74,10 +70,19 @@ def words(whole: GgufHeader, options: EngineOptions, here: str = "") -> str:
 
 def brief(whole: GgufHeader, options: EngineOptions, here: str) -> str:
     """Name what drafts of a model, and its size, for a list: "398 MB, copy of 32,768 words"."""
-    copy = chosen(whole, options, here)
+    known, copy = _look(whole, options, here)
     if copy is not None:
         return f"{size(copy.file_bytes)}, copy of {copy.rows:,} words"
-    return size(whole.file_bytes) + (", whole" if words(whole, options, here) else "")
+    return size(whole.file_bytes) + (", whole" if known and known.why_not else "")
+
+
+def _look(
+    whole: GgufHeader, options: EngineOptions, here: str
+) -> tuple[Tried | None, GgufHeader | None]:
+    """Return what came of a copy of a model, and the copy if it drafts."""
+    known = _known(whole, options, here)
+    copy = _made(whole) if known is not None and known.share <= PAYS else None
+    return known, copy if copy and known and copy.rows == known.words else None
 
 
 class DraftMaker:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specllama.arrays import IntArray, Rows
-from specllama.errors import SpecllamaError
-from specllama.models.eagle3_file import check
-from specllama.models.gguf import GgufHeader, read_header
-from specllama.models.gguf_writer import Value, stored, write_gguf
+from specllama.models.conversion import write_checked
+from specllama.models.eagle3_file import ARCHITECTURE, check
+from specllama.models.gguf import GgufHeader
+from specllama.models.gguf_writer import Tensor, Value, stored
 
 if TYPE_CHECKING:
     from specllama.training.eagle_head import HeadShape
@@ -60,21 +60,14 @@ def write_head(
         "norm_before_fc": False,
     }
     keys: dict[str, Value] = {
-        "general.architecture": "eagle3",
         "general.name": f"EAGLE-3 head for {target.name}",
         "general.file_type": MOSTLY_Q8_0,
-        "general.quantization_version": 2,
-        **{f"eagle3.{key}": value for key, value in own.items()},
         **{key: value for key, value in stored(target, "tokenizer.").items() if "chat" not in key},
         **(about or {}),
     }
-    tensors = {}
+    tensors: dict[str, tuple[Tensor, str]] = {}
     for name, values in weights.items():
         full = name if name.startswith(_OUTSIDE) else f"blk.0.{name}"
         tensors[full] = (values, "Q8_0" if values.ndim == 2 else "F32")
-    write_gguf(path, keys, {**tensors, "d2t": (words.astype(np.int64), "I64")})
-    try:
-        check(read_header(path), target)
-    except SpecllamaError:
-        path.unlink()
-        raise
+    tensors["d2t"] = (words.astype(np.int64), "I64")
+    write_checked(path, target, ARCHITECTURE, own, keys, tensors, check)

@@ -7,6 +7,8 @@ the head's own file.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from typing import Literal
 
@@ -43,11 +45,7 @@ class Milestone:
     @property
     def survival(self) -> list[float]:
         """The share of drafts that are right up to each guess."""
-        shares, found = 1.0, []
-        for one in self.right:
-            shares *= one
-            found.append(shares)
-        return found
+        return list(accumulate(self.right, mul))
 
     @property
     def learned(self) -> str:

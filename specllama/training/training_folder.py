@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 
 from specllama import paths
-from specllama.errors import PairIncompatible, SpecllamaError, UnsupportedModel, UsageError
+from specllama.errors import SpecllamaError, UnsupportedModel, UsageError
 from specllama.files import DAMAGE
 from specllama.models.gguf import GgufHeader, read_header
-from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES
+from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES, unexposed
 from specllama.models.loadable import check_loadable
 from specllama.store.rounds import package_versions
 from specllama.text import size
+from specllama.training.corpus import TEXTS
 from specllama.training.features import layers_read
 from specllama.training.training_card import (
     METADATA,
@@ -43,11 +44,8 @@ def require_trainable(target: GgufHeader) -> None:
     if len(target.parts) > 1:
         raise UnsupportedModel(f"{target.path.name} is split; a head is trained for one file")
     if target.architecture not in LAYER_INPUT_ARCHITECTURES:
-        raise PairIncompatible(
-            f"no head can be trained for {target.path.name}: llama.cpp does not expose the layer "
-            f"inputs of {target.architecture} models",
-            "draft with --proposer ngram, suffix or a draft model",
-        )
+        first = f"no head can be trained for {target.path.name}: "
+        raise unexposed(target.architecture, first=first)
     layers_read(target)
 
 
@@ -131,7 +129,7 @@ def begin(
     """
     card = read_training_card(folder / NAME)
     inside = [one for one in folder.iterdir() if one.name != LOCK]
-    if inside and card is None and not (folder / "texts.jsonl").exists():
+    if inside and card is None and not (folder / TEXTS).exists():
         raise UsageError(f"{folder} holds other files", "give another --folder")
     if fresh and inside:
         for one in inside:
