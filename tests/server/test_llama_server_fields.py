@@ -60,6 +60,14 @@ def test_a_prompt_that_is_only_read(server: Serving) -> None:
     assert three["usage"]["completion_tokens"] == 3
 
 
+def test_a_prompt_that_is_only_read_has_no_step_of_its_own(server: Serving) -> None:
+    """The last row of the prompt gives one token, which is dropped; nothing is decoded for more."""
+    before = _figures(server)
+    complete(server, "a prompt for a later request", n_predict=0)
+    after = _figures(server)
+    assert after["tokens_predicted_total"] - before["tokens_predicted_total"] == 1
+
+
 def test_the_word_that_stopped_a_reply_is_told(server: Serving) -> None:
     text = complete(server, "the rain")["content"]
     cut = complete(server, "the rain", stop=["no such word", text[3:5]])

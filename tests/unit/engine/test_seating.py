@@ -20,7 +20,7 @@ from specllama.engine import scheduler, seating
 from specllama.engine.engine import Engine
 from specllama.engine.slot import Slot
 from specllama.errors import EngineError, PromptTooLong, UsageError
-from specllama.events import Finished, PrefillProgress, Started
+from specllama.events import Finished, Notice, PrefillProgress, Started
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.method import Kit
 
@@ -337,6 +337,18 @@ def test_a_drafter_is_asked_before_a_prefix_is_lent(monkeypatch: pytest.MonkeyPa
     assert len(engine.target.tokens) == 150 - 1 - TILE  # which is read in tiles
     engine.drop(id)
     assert cached(engine, text) == 150 - 1 - TILE
+
+
+def test_a_request_says_how_much_is_read_again_for_its_drafter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = engine_of(1)
+    text = [3 + i % 20 for i in range(150)]
+    list(engine.generate(text, params(0, most=1)))
+    monkeypatch.setattr(engine.drafters["none"], "reusable", lambda ids, known: 100)
+    events = engine.generate([*text[:140], 1, 2], params(1))
+    said = [event.message for event in events if isinstance(event, Notice)]
+    assert said == ["reading 40 tokens again: none needs the target's hidden states"]
 
 
 @pytest.mark.parametrize("kv_ram", [0, 1 << 30])
