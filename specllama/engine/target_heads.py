@@ -169,7 +169,7 @@ def known_heads(target: GgufHeader) -> Iterator[GgufHeader]:
     cannot be read."""
     from specllama.models.gguf import read_header
 
-    for path in (*own_heads(target), *bundled_heads(target.path)):
+    for path in (*own_heads(target), *bundled_heads(target)):
         try:
             head = read_header(path)
         except SpecllamaError as error:
@@ -179,15 +179,16 @@ def known_heads(target: GgufHeader) -> Iterator[GgufHeader]:
             yield head
 
 
-def bundled_heads(target: Path) -> list[Path]:
-    """List the head files that ship with the bundled target; none for any other target."""
+def bundled_heads(target: GgufHeader) -> list[Path]:
+    """List the head files that ship for a target: the bundled one's, or those whose names end in
+    the fingerprint of the file, wherever it lies."""
     from specllama import paths
     from specllama.models.library import BUNDLED
 
-    folder = paths.bundled_dir()
-    if target.name != BUNDLED["tiny-target"] or target.parent.resolve() != folder.resolve():
-        return []
-    return [path for kind in HEADS for path in sorted(folder.glob(f"tiny-{kind}*.gguf"))]
+    folder, path = paths.bundled_dir(), target.path
+    if path.name == BUNDLED["tiny-target"] and path.parent.resolve() == folder.resolve():
+        return [head for kind in HEADS for head in sorted(folder.glob(f"tiny-{kind}*.gguf"))]
+    return sorted(folder.glob(f"*-{target.fingerprint}.gguf"))
 
 
 def _open(head: GgufHeader, target: LoadedModel) -> object:

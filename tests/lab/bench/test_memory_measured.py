@@ -67,7 +67,7 @@ def estimated(n_ctx: int, parallel: int = 1) -> PairMemory:
     target, draft = resolve_pair("tiny")
     assert draft is not None
     # the heads that ship with the target are open beside the pair
-    heads = [read_header(path) for path in bundled_heads(target)]
+    heads = [read_header(path) for path in bundled_heads(read_header(target))]
     assert heads
     options = EngineOptions(parallel=parallel)
     return pair_memory(read_header(target), read_header(draft), options, n_ctx, heads=heads)

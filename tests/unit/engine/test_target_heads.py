@@ -1,19 +1,23 @@
 """Which ways to draft a target has, told from headers; nothing is loaded."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from eagle_files import write_eagle3
 from ggufs import write_llama, write_mamba
 
+from specllama import paths
 from specllama.engine.target_heads import bundled_heads, survey
 from specllama.errors import PairIncompatible
 from specllama.models import layer_inputs
 from specllama.models.gguf import read_header
 from specllama.models.refs import resolve
 from specllama.settings.params import PROPOSERS
+from specllama.training.training_card import METADATA, TrainingCard
 
 
 def test_every_method_is_listed_with_a_reason_or_without(tmp_path: Path) -> None:
@@ -50,13 +54,32 @@ def test_a_named_head_must_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_bundled_heads_belong_to_the_bundled_target_only(tmp_path: Path) -> None:
-    bundled = resolve("tiny-target")
+    bundled = read_header(resolve("tiny-target"))
     found = bundled_heads(bundled)
-    assert all(path.parent == bundled.parent for path in found)
-    elsewhere = tmp_path / bundled.name
-    elsewhere.write_bytes(b"")
-    assert bundled_heads(elsewhere) == []
-    assert bundled_heads(resolve("tiny-draft")) == []
+    assert all(path.parent == bundled.path.parent for path in found)
+    elsewhere = Path(shutil.copy(bundled.path, tmp_path))
+    assert bundled_heads(read_header(elsewhere)) == []
+    assert bundled_heads(read_header(resolve("tiny-draft"))) == []
+
+
+def test_a_head_that_ships_for_another_model_is_that_of_one_very_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = read_header(write_llama(tmp_path / "model.gguf", blocks=4))
+    head = write_eagle3(tmp_path / f"eagle3-some-{target.fingerprint}.gguf")
+    monkeypatch.setattr(paths, "bundled_dir", lambda: tmp_path)
+    assert bundled_heads(target) == [head]
+    tuned = bytearray(target.path.read_bytes())
+    tuned[-1] ^= 1
+    (tmp_path / "tuned.gguf").write_bytes(tuned)
+    assert bundled_heads(read_header(tmp_path / "tuned.gguf")) == []
+
+
+def test_the_head_of_the_first_model_names_the_file_that_it_learned_from() -> None:
+    head = next(paths.bundled_dir().glob("eagle3-smollm2-*.gguf"))
+    card = msgspec.json.decode(read_header(head).metadata[METADATA], type=TrainingCard)
+    assert head.stem.endswith(f"-{card.fingerprint}")
+    assert head.stat().st_size <= 12_000_000
 
 
 def test_looking_loads_no_llama_cpp(tmp_path: Path) -> None:

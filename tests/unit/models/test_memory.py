@@ -143,7 +143,7 @@ def test_this_machine_has_memory() -> None:
 
 def test_heads_beside_a_pair_count() -> None:
     target, draft = (read_header(bundled(name)) for name in ("tiny-target", "tiny-draft"))
-    heads = [read_header(path) for path in bundled_heads(target.path)]
+    heads = [read_header(path) for path in bundled_heads(target)]
     assert {head.architecture for head in heads} == {"eagle3", "medusa"}
     alone = pair_memory(target, draft, EngineOptions(), 512)
     beside = pair_memory(target, draft, EngineOptions(), 512, heads=heads)
