@@ -279,9 +279,8 @@ class Teacher:
         self.row = torch.full((len(target.output),), -1, dtype=torch.long, device=target.device)
         self.row[words] = torch.arange(len(words), device=target.device)
 
-    @torch.no_grad()
     def lesson(self, texts: list[Text]) -> Lesson:
-        """Read texts side by side, each at the start of a row."""
+        """Read texts side by side, each at the start of a row. Call it without gradients."""
         target, device = self.target, self.target.device
         n = max(len(t.tokens) for t in texts)
         tokens = torch.zeros(len(texts), n, dtype=torch.long)
@@ -320,8 +319,8 @@ def minibatches(texts: list[Text], dice: np.random.Generator) -> Iterator[list[T
     """Yield texts of about one length; forever."""
     while True:
         order = dice.permutation(len(texts))
-        for mix in np.array_split(order, max(1, len(order) // 8192)):
-            mix = sorted(mix, key=lambda i: len(texts[i].tokens))
+        for some in np.array_split(order, max(1, len(order) // 8192)):
+            mix = sorted(some.tolist(), key=lambda i: len(texts[i].tokens))
             batches, at = [], 0
             while at < len(mix):
                 count = max(1, BATCH // len(texts[mix[min(at + 64, len(mix) - 1)]].tokens))
@@ -478,9 +477,8 @@ def counted(right: Tensor, follows: Tensor, judged: Tensor) -> tuple[Tensor, Ten
     return torch.stack(hits), torch.stack(cases), tokens, passes
 
 
-@torch.no_grad()
 def measure(head: EagleHead, small: SmallDraft, teacher: Teacher, held: list[Text]) -> list[Count]:
-    """Count the right guesses of both in held-out replies."""
+    """Count the right guesses of both in held-out replies. Call it without gradients."""
     totals: list[list[Any]] = [[0, 0, 0, 0], [0, 0, 0, 0]]
     for at in range(0, len(held), 64):
         given = teacher.lesson(held[at : at + 64])
@@ -521,7 +519,8 @@ def begun(target: Target, teacher: Teacher, texts: list[Text]) -> EagleHead:
     shape = HeadShape(
         width, target.heads, target.head_size, hidden, 3 * width, WORDS, target.eps, target.base
     )
-    given = teacher.lesson(texts)
+    with torch.no_grad():
+        given = teacher.lesson(texts)
     embedded, features, states, judged = (
         x.cpu() for x in (given.embedded, given.features, given.states, given.judged)
     )
@@ -533,7 +532,8 @@ def begun(target: Target, teacher: Teacher, texts: list[Text]) -> EagleHead:
         head.output_norm.weight.copy_(target.norm)
         words = target.embed(teacher.words).cpu()
         seed_head(head, words, embedded, features, states, judged, 1)
-    return head.to(target.device)
+    head.to(target.device)
+    return head
 
 
 def train(path: Path, prompts: Path, out: Path, seconds: float, writing: float) -> None:
@@ -574,7 +574,8 @@ def train(path: Path, prompts: Path, out: Path, seconds: float, writing: float) 
         now = time.monotonic()
         ahead = (begin + seconds - now) / whole
         if ahead <= 0 or now >= measured:
-            counts = measure(head.average, small.average, teacher, held)
+            with torch.no_grad():
+                counts = measure(head.average, small.average, teacher, held)
             course.append(
                 {
                     "minutes": (now - training) / 60,
@@ -603,7 +604,8 @@ def train(path: Path, prompts: Path, out: Path, seconds: float, writing: float) 
         if ahead <= 0:
             break
         some = next(batches)
-        lesson = teacher.lesson(some)
+        with torch.no_grad():
+            lesson = teacher.lesson(some)
         with torch.autocast(device.type, torch.bfloat16):
             total, loss = head_losses(head.module, lesson, dice)
             mine = small.module.losses(lesson)
@@ -653,9 +655,11 @@ def prompts_of(path: Path, out: Path) -> None:
         # the first token after a question is the one by which the target itself ends it
         found["question"] = [a[:before], a[len(a) - after + 1 :]]
         ends = [t for t in range(header.vocab_size) if teacher.vocab.is_eog(t)]
-    arrays = {name: np.concatenate(rows).astype(np.int32) for name, rows in found.items()}
-    lengths = {f"{name}_n": np.array([len(row) for row in rows]) for name, rows in found.items()}
-    np.savez_compressed(out, ends=np.array(ends), **arrays, **lengths)
+    arrays: dict[str, Any] = {"ends": np.array(ends)}
+    for name, rows in found.items():
+        arrays[name] = np.concatenate(rows).astype(np.int32)
+        arrays[f"{name}_n"] = np.array([len(row) for row in rows])
+    np.savez_compressed(out, **arrays)
 
 
 def export(path: Path, folder: Path, out: Path) -> None:
