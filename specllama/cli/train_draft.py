@@ -33,6 +33,7 @@ Examples:
   specllama train-draft model.gguf                   an hour; the head lies beside the file
   specllama train-draft model.gguf --minutes 20      go on for 20 minutes more
   specllama train-draft model.gguf --texts ~/notes --texts ~/src
+  specllama train-draft tuned.gguf --start-from eagle3-model.gguf
   specllama run -m model.gguf "Hello"                finds the head by its name
 
 \b
@@ -80,6 +81,13 @@ _DOING = {"write": "writing", "read": "reading", "train": "training"}
     metavar="N",
     help="Tokens that the head can guess. Unset: a sixth of the target's.",
 )
+@click.option(
+    "--start-from",
+    metavar="HEAD",
+    help="An EAGLE-3 head of the same sizes to start from, or none. Unset: one that is named after "
+    "TARGET and was trained for another file, if there is one.",
+    shell_complete=completion.models,
+)
 @click.option("--seed", type=SEED, default=1, show_default=True, help="Seed of all that is drawn.")
 @click.option(
     "--folder",
@@ -121,13 +129,17 @@ def command(
     header = read_header(refs.resolve(target))
     training_folder.require_trainable(header)
     out = out or own_place(header, kind)
-    there = training_folder.head_there(out, header)
     folder = folder or training_folder.usual(header)
+    asked_start = asked.pop("start_from")
+    start = training_folder.choose_start(asked_start, header, folder, fresh=fresh)
+    there = training_folder.head_there(out, header, start)
     options = resolve({"threads": threads}).engine_options()
     if fresh and not yes and (folder / training_card.NAME).exists():
         diagnostics.confirm(f"delete what was learned in {folder}?", default=False)
     with training_folder.held(folder):
-        card = training_folder.begin(folder, header, asked, there, fresh=fresh)
+        card = training_folder.begin(folder, header, asked, there, start, fresh=fresh)
+        if card.start and not card.spent_s:
+            _keep_start(out, card)
         run = _Run(header, folder, out, card, asked, yes or not output.all_terminals())
         try:
             why, code = run.train(options)
@@ -140,6 +152,17 @@ def command(
         raise signals.Interrupted(code)
     if card.best is None:
         raise SpecllamaError("no head was made: the time was too short", "give more --minutes")
+
+
+def _keep_start(out: Path, card: TrainingCard) -> None:
+    """Show what a training starts from; keep it if the new head takes its place."""
+    from specllama.training import training_folder
+
+    stays = ""
+    if card.best is None and out.exists():
+        training_folder.copy_head(out, kept := out.with_suffix(".before.gguf"))
+        stays = f", which stays as {kept.name}"
+    diagnostics.note(f"it starts from {card.start}{stays}")
 
 
 def _again() -> str:
@@ -266,6 +289,8 @@ def _tell(run: _Run, target: str, why: Why) -> None:
     if card.best is None:
         return
     output.line(f"{run.out}: {size(run.out.stat().st_size)}, after {minutes:.0f} min in all")
+    if card.first is not None:
+        output.line(f"it started from {card.start}: {card.first.words}")
     output.line(f"in replies that it did not learn from: {card.best.words}")
     output.line(card.pays or "too little was drafted to tell if it pays on this machine")
     head = "" if run.out in own_heads(run.target) else f" --head {run.out}"

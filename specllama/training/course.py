@@ -185,6 +185,8 @@ class Course:
         if not found.right or (latest is not None and latest.right == found.right):
             return  # nothing was measured since
         card.latest = found = replace(found, minutes=card.spent_s / 60)
+        if card.start and not found.step:
+            card.first = found
         if card.best is None or found.per_pass > card.best.per_pass:
             self._pass_time()
             card.best, card.own = found, True

@@ -13,7 +13,6 @@ each step on the diagonal up to the place itself.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -21,26 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specllama.training.head_file import HeadShape
+
 CHUNK = 256  # rows of logits that are held at once: they stay in the processor's cache
-
-
-@dataclass(frozen=True, slots=True)
-class HeadShape:
-    """Sizes of a head: as many heads of keys as of queries, since only they bring the token in.
-
-    Attributes:
-        rows: of an output matrix of its own; 0 where the target's is borrowed.
-        fused: the width of the target's states side by side.
-    """
-
-    width: int
-    heads: int
-    head_size: int
-    hidden: int
-    fused: int
-    rows: int = 0
-    eps: float = 1e-5
-    rope_base: float = 10_000.0
 
 
 class EagleHead(nn.Module):  # type: ignore[misc]

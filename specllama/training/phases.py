@@ -20,6 +20,7 @@ from specllama.training.features import Teacher, layers_read, read_again
 from specllama.training.questions import PromptList
 from specllama.training.shards import Shards
 from specllama.training.training_card import METADATA, Milestone, TrainingCard
+from specllama.training.training_folder import started_from
 from specllama.training.writing import Writer
 
 CHECKPOINT = "head.pt"
@@ -131,6 +132,7 @@ class TargetPhases:
             held_out=lambda: self._shards.read(True),
             kept=self._folder / CHECKPOINT,
             plan=TrainingPlan(seed=self._card.seed),
+            start=started_from(self._folder),
         )
 
         if (best := self._card.best) is not None and self._card.own:

@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from specllama.files import DAMAGE, read_json
 from specllama.paths import replace_file
+
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
 
 NAME = "card.json"
 METADATA = "specllama.training"  # the key in the head's file
@@ -65,6 +68,7 @@ class TrainingCard:
     Attributes:
         target: the name of its file. fingerprint: of the file itself.
         words: that the head can guess.
+        start: words on the head that it started from, "" without one; first: its figures here.
         sources: of questions, in words. replies: to learn from, by kind. held_out: others, which
             only judge. written: tokens of them all.
         trained: tokens seen in training, each as often as it was.
@@ -80,6 +84,8 @@ class TrainingCard:
     kind: str = "eagle3"
     seed: int = 0
     words: int = 0
+    start: str = ""
+    first: Milestone | None = None
     sources: list[str] = field(default_factory=list)
     replies: dict[str, int] = field(default_factory=dict)
     written: int = 0
@@ -116,6 +122,14 @@ def read_training_card(path: Path) -> TrainingCard | None:
         found: TrainingCard | None = read_json(path, TrainingCard)
         return found
     except (OSError, *DAMAGE):
+        return None
+
+
+def card_inside(head: GgufHeader) -> TrainingCard | None:
+    """Read the card in a head's file; None if it has none."""
+    try:
+        return msgspec.json.decode(head.text(METADATA) or "", type=TrainingCard)
+    except DAMAGE:
         return None
 
 

@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from specllama import paths
+from specllama.engine.target_heads import known_heads
 from specllama.errors import SpecllamaError, UnsupportedModel, UsageError
-from specllama.files import DAMAGE
+from specllama.models import refs
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES, unexposed
 from specllama.models.loadable import check_loadable
@@ -20,15 +19,18 @@ from specllama.store.rounds import package_versions
 from specllama.text import size
 from specllama.training.corpus import TEXTS
 from specllama.training.features import layers_read
+from specllama.training.head_file import other_sizes, read_weights
 from specllama.training.training_card import (
-    METADATA,
     NAME,
     Milestone,
     TrainingCard,
+    card_inside,
     read_training_card,
 )
 
 LOCK = ".lock"
+START = "start.gguf"  # the head that the training started from
+NOTHING = "none"  # instead of such a head
 _OF_FREE, _LEAST = 0.9, 64 << 20  # bytes
 _A_SIXTH, _WHOLE, _FEW = 6, 1024, 2048  # words: of the vocabulary, in whole thousands
 
@@ -49,8 +51,60 @@ def require_trainable(target: GgufHeader) -> None:
     layers_read(target)
 
 
-def head_there(out: Path, target: GgufHeader) -> Milestone | None:
-    """Return the figures of the head that is there and that a better one may replace.
+def started_from(folder: Path) -> GgufHeader | None:
+    """Return the head that the training in a folder started from."""
+    return read_header(folder / START) if (folder / START).exists() else None
+
+
+def choose_start(
+    asked: str | None, target: GgufHeader, folder: Path, *, fresh: bool
+) -> GgufHeader | None:
+    """Choose the head that a training starts from; without ``asked``, what it started from before,
+    or a fitting one that is named after the target.
+
+    Args:
+        asked: its reference, or ``NOTHING``.
+
+    Raises:
+        UsageError: it has other sizes, or the training in the folder did not start from it.
+        what reading it raises.
+    """
+    begun = not fresh and (folder / NAME).exists()
+    before = started_from(folder) if begun else None
+    if begun and asked in (None, NOTHING):
+        return before
+    if asked is None:
+        return next((head for head in known_heads(target) if _may_start(head, target)), None)
+    if asked == NOTHING:
+        return None
+    head = read_header(refs.resolve(asked))
+    if why := other_sizes(head, target, layers_read(target)):
+        raise UsageError(
+            f"{head.path.name} has other sizes than a head for {target.path.name}: {why}",
+            "give another head, or leave --start-from out",
+        )
+    read_weights(head)
+    if begun and (before is None or before.fingerprint != head.fingerprint):
+        raise UsageError(
+            f"the training in {folder} did not start from {head.path.name}",
+            "leave --start-from out to go on, or begin anew with --fresh",
+        )
+    return head
+
+
+def _may_start(head: GgufHeader, target: GgufHeader) -> bool:
+    """True if a head fits which was not trained here for this very target."""
+    made = card_inside(head)
+    try:
+        fits = not other_sizes(head, target, layers_read(target)) and read_weights(head)
+    except SpecllamaError:  # of another kind, or of another target
+        return False
+    return bool(fits) and (made is None or made.fingerprint != target.fingerprint)
+
+
+def head_there(out: Path, target: GgufHeader, start: GgufHeader | None) -> Milestone | None:
+    """Return the figures of the head that is there and that a better one may replace; None if it is
+    the one to start from.
 
     Raises:
         UsageError: something else is there, or the folder cannot be written to.
@@ -60,14 +114,34 @@ def head_there(out: Path, target: GgufHeader) -> Milestone | None:
     if not out.exists():
         return None
     try:
-        made = msgspec.json.decode(read_header(out).text(METADATA) or "", type=TrainingCard)
-    except (SpecllamaError, *DAMAGE):
-        raise UsageError(
-            f"{out} exists, and train-draft did not make it", "give another OUT"
-        ) from None
-    if made.fingerprint != target.fingerprint:
-        raise UsageError(f"{out} is a head of another file, {made.target}", "give another OUT")
-    return made.best
+        head = read_header(out)
+    except SpecllamaError:
+        head = None
+    made = None if head is None else card_inside(head)
+    if made is not None and made.fingerprint == target.fingerprint:
+        return made.best
+    if head is not None and start is not None and start.fingerprint == head.fingerprint:
+        return None
+    what = "exists, and train-draft did not make it"
+    if made is not None:
+        what = f"is a head of another file, {made.target}"
+    raise UsageError(f"{out} {what}", "give another OUT")
+
+
+def copy_head(head: Path, to: Path) -> None:
+    """Copy a file, whole or not at all.
+
+    Raises:
+        SpecllamaError: it cannot be read, or there is no room.
+    """
+    part = to.with_name(to.name + ".part")
+    try:
+        shutil.copyfile(head, part)
+        part.replace(to)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        why = error.strerror or error
+        raise SpecllamaError(f"cannot copy {head} to {to}: {why}", "free some room") from None
 
 
 def usual(target: GgufHeader) -> Path:
@@ -114,6 +188,7 @@ def begin(
     target: GgufHeader,
     asked: Mapping[str, Any],
     there: Milestone | None,
+    start: GgufHeader | None,
     *,
     fresh: bool,
 ) -> TrainingCard:
@@ -122,13 +197,14 @@ def begin(
     Args:
         asked: ``words``, ``seed`` as they were given.
         there: figures of the head that better ones replace, also if it is of another training.
+        start: the head that a new training starts from; a copy of it is kept.
         fresh: delete the former one.
 
     Raises:
         UsageError: the folder holds something else.
     """
     card = read_training_card(folder / NAME)
-    inside = [one for one in folder.iterdir() if one.name != LOCK]
+    inside = [one for one in folder.iterdir() if not one.name.startswith((LOCK, START))]
     if inside and card is None and not (folder / TEXTS).exists():
         raise UsageError(f"{folder} holds other files", "give another --folder")
     if fresh and inside:
@@ -136,12 +212,16 @@ def begin(
             one.unlink()
         card = None
     if card is None:
+        (folder / START).unlink(missing_ok=True)
+        if start is not None:
+            copy_head(start.path, folder / START)
         words = asked["words"] or max(target.vocab_size // _A_SIXTH // _WHOLE * _WHOLE, _FEW)
         return TrainingCard(
             target.path.name,
             target.fingerprint,
             seed=asked["seed"],
             words=min(words, target.vocab_size),
+            start="" if start is None else _described(start),
             best=there,
             versions=package_versions(),
         )
@@ -157,3 +237,8 @@ def begin(
     if there is None or card.best is None or there.tokens != card.best.tokens:
         card.best, card.own = there, False
     return card
+
+
+def _described(head: GgufHeader) -> str:
+    made = card_inside(head)
+    return head.path.name if made is None else f"{head.path.name}, trained for {made.target}"

@@ -11,6 +11,7 @@ from typing import Any
 
 import ggufs
 import pytest
+from eagle_files import write_eagle3
 from training_fakes import FakeWork, replace_real
 
 from specllama.cli import invoke
@@ -175,6 +176,62 @@ def test_a_better_head_of_an_earlier_training_stays(
     assert invoke(["train-draft", str(target), "--minutes", "1"]) == 0
     assert works[2].exported
     assert head.exists()
+
+
+def fitting(path: Path, **more: Any) -> Path:
+    """A head of the sizes that the command gives to one for ``target``."""
+    sizes: dict[str, Any] = {"heads_kv": 2, "hidden": 64, "layers": (2, 4, 5)}
+    return write_eagle3(path, **{**sizes, "draft_ids": range(100), **more})
+
+
+def test_it_starts_from_a_head_of_another_file_and_keeps_it(
+    target: Path, works: list[FakeWork], capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = fitting(own_place(read_header(target), "eagle3"))
+    before, kept = head.read_bytes(), head.with_suffix(".before.gguf")
+    arguments = ["train-draft", str(target), "--minutes", "2"]
+    assert invoke([*arguments, "--start-from", "none"]) == 2
+    assert "train-draft did not make it" in capsys.readouterr().err
+    assert invoke(arguments) == 0
+    told = capsys.readouterr()
+    assert f"it starts from {head.name}, which stays as {kept.name}" in told.err.replace("\n", " ")
+    assert kept.read_bytes() == (folder_of(target) / "start.gguf").read_bytes() == before
+    assert head.read_bytes() != before
+    card = json.loads(beside(head).read_text())
+    assert card["start"] == head.name
+    assert f"it started from {head.name}: right guesses: first" in told.out
+    assert card["first"]["right"]
+    assert invoke(arguments) == 0  # it goes on
+    assert "it starts from" not in capsys.readouterr().err
+    assert read_training_card(folder_of(target) / NAME).start == head.name  # type: ignore[union-attr]
+    # a head of this very file is no start by itself
+    assert invoke([*arguments, "--fresh", "-y"]) == 0
+    assert "it starts from" not in capsys.readouterr().err
+    assert not (folder_of(target) / "start.gguf").exists()
+
+
+def test_the_head_to_start_from_is_named_and_the_same_command_goes_on(
+    target: Path, tmp_path: Path, works: list[FakeWork], capsys: pytest.CaptureFixture[str]
+) -> None:
+    start, other = fitting(tmp_path / "old.gguf"), fitting(tmp_path / "older.gguf", seed=9)
+    arguments = ["train-draft", str(target), "--minutes", "2", "--start-from"]
+    wrong = fitting(tmp_path / "wrong.gguf", hidden=96, heads_kv=1)
+    for head, code, words in (
+        (wrong, 2, "hidden 96 instead of 64; heads of keys 1 instead of 2\n"),
+        (target, 4, "not an EAGLE-3 head"),
+        (tmp_path / "nowhere.gguf", 3, "no such file"),
+    ):
+        assert invoke([*arguments, str(head)]) == code
+        assert words in capsys.readouterr().err
+    assert not folder_of(target).exists()
+    for again in range(2):
+        assert invoke([*arguments, str(start)]) == 0
+        assert ("it starts from old.gguf\n" in capsys.readouterr().err) == (not again)
+    assert invoke([*arguments, str(other)]) == 2
+    assert "did not start from older.gguf" in capsys.readouterr().err
+    assert invoke([*arguments, str(other), "--fresh", "-y"]) == 0
+    assert start.exists()
+    assert other.exists()
 
 
 def test_a_folder_belongs_to_one_target(
