@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specllama import signals
+from specllama import paths, signals
 from specllama.cli import completion, diagnostics, output
 from specllama.cli.options import SEED, resolve
 from specllama.cli.progress import QUIET_S, Bar
@@ -156,11 +156,9 @@ def command(
 
 def _keep_start(out: Path, card: TrainingCard) -> None:
     """Show what a training starts from; keep it if the new head takes its place."""
-    from specllama.training import training_folder
-
     stays = ""
     if card.best is None and out.exists():
-        training_folder.copy_head(out, kept := out.with_suffix(".before.gguf"))
+        paths.replace_file(kept := out.with_suffix(".before.gguf"), out.read_bytes())
         stays = f", which stays as {kept.name}"
     diagnostics.note(f"it starts from {card.start}{stays}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ def choose_start(
     asked: str | None, target: GgufHeader, folder: Path, *, fresh: bool
 ) -> GgufHeader | None:
     """Choose the head that a training starts from; without ``asked``, what it started from before,
-    or a fitting one that is named after the target.
+    or a fitting one that is named after the target and was trained for another.
 
     Args:
         asked: its reference, or ``NOTHING``.
@@ -70,15 +70,19 @@ def choose_start(
         what reading it raises.
     """
     begun = not fresh and (folder / NAME).exists()
-    before = started_from(folder) if begun else None
+    before, layers = started_from(folder) if begun else None, layers_read(target)
     if begun and asked in (None, NOTHING):
         return before
-    if asked is None:
-        return next((head for head in known_heads(target) if _may_start(head, target)), None)
-    if asked == NOTHING:
+    for head in known_heads(target) if asked is None else ():
+        made = card_inside(head)
+        with suppress(SpecllamaError):  # of another kind, or of a target that is not alike
+            fits = not other_sizes(head, target, layers) and bool(read_weights(head))
+            if fits and (made is None or made.fingerprint != target.fingerprint):
+                return head
+    if asked in (None, NOTHING):
         return None
     head = read_header(refs.resolve(asked))
-    if why := other_sizes(head, target, layers_read(target)):
+    if why := other_sizes(head, target, layers):
         raise UsageError(
             f"{head.path.name} has other sizes than a head for {target.path.name}: {why}",
             "give another head, or leave --start-from out",
@@ -92,16 +96,6 @@ def choose_start(
     return head
 
 
-def _may_start(head: GgufHeader, target: GgufHeader) -> bool:
-    """True if a head fits which was not trained here for this very target."""
-    made = card_inside(head)
-    try:
-        fits = not other_sizes(head, target, layers_read(target)) and read_weights(head)
-    except SpecllamaError:  # of another kind, or of another target
-        return False
-    return bool(fits) and (made is None or made.fingerprint != target.fingerprint)
-
-
 def head_there(out: Path, target: GgufHeader, start: GgufHeader | None) -> Milestone | None:
     """Return the figures of the head that is there and that a better one may replace; None if it is
     the one to start from.
@@ -112,36 +106,17 @@ def head_there(out: Path, target: GgufHeader, start: GgufHeader | None) -> Miles
     if why := paths.barred(out.parent):
         raise UsageError(f"{out} cannot be written: {why}", "give another OUT")
     if not out.exists():
+        out.parent.mkdir(parents=True, exist_ok=True)
         return None
-    try:
-        head = read_header(out)
-    except SpecllamaError:
-        head = None
-    made = None if head is None else card_inside(head)
-    if made is not None and made.fingerprint == target.fingerprint:
-        return made.best
-    if head is not None and start is not None and start.fingerprint == head.fingerprint:
-        return None
-    what = "exists, and train-draft did not make it"
-    if made is not None:
-        what = f"is a head of another file, {made.target}"
+    made = None
+    with suppress(SpecllamaError):
+        made = card_inside(head := read_header(out))
+        if made is not None and made.fingerprint == target.fingerprint:
+            return made.best
+        if start is not None and start.fingerprint == head.fingerprint:
+            return None
+    what = f"is a head of another file, {made.target}" if made else "was not made by train-draft"
     raise UsageError(f"{out} {what}", "give another OUT")
-
-
-def copy_head(head: Path, to: Path) -> None:
-    """Copy a file, whole or not at all.
-
-    Raises:
-        SpecllamaError: it cannot be read, or there is no room.
-    """
-    part = to.with_name(to.name + ".part")
-    try:
-        shutil.copyfile(head, part)
-        part.replace(to)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        why = error.strerror or error
-        raise SpecllamaError(f"cannot copy {head} to {to}: {why}", "free some room") from None
 
 
 def usual(target: GgufHeader) -> Path:
@@ -214,14 +189,14 @@ def begin(
     if card is None:
         (folder / START).unlink(missing_ok=True)
         if start is not None:
-            copy_head(start.path, folder / START)
+            paths.replace_file(folder / START, start.path.read_bytes())
         words = asked["words"] or max(target.vocab_size // _A_SIXTH // _WHOLE * _WHOLE, _FEW)
         return TrainingCard(
             target.path.name,
             target.fingerprint,
             seed=asked["seed"],
             words=min(words, target.vocab_size),
-            start="" if start is None else _described(start),
+            start="" if start is None else start.path.name,
             best=there,
             versions=package_versions(),
         )
@@ -237,8 +212,3 @@ def begin(
     if there is None or card.best is None or there.tokens != card.best.tokens:
         card.best, card.own = there, False
     return card
-
-
-def _described(head: GgufHeader) -> str:
-    made = card_inside(head)
-    return head.path.name if made is None else f"{head.path.name}, trained for {made.target}"

@@ -150,7 +150,7 @@ def test_what_cannot_be_trained_is_one_sentence(
         (2, [str(flat)], "has 2 layers: too few"),
         (4, [str(other)], "does not expose the layer inputs of gemma3 models"),
         (3, [str(tmp_path / "nowhere.gguf")], "no such file"),
-        (2, [str(target), str(target)], "train-draft did not make it"),
+        (2, [str(target), str(target)], "was not made by train-draft"),
         (2, [str(target), "--folder", str(mine)], "holds other files"),
     ):
         assert invoke(["train-draft", *arguments]) == code
@@ -191,7 +191,7 @@ def test_it_starts_from_a_head_of_another_file_and_keeps_it(
     before, kept = head.read_bytes(), head.with_suffix(".before.gguf")
     arguments = ["train-draft", str(target), "--minutes", "2"]
     assert invoke([*arguments, "--start-from", "none"]) == 2
-    assert "train-draft did not make it" in capsys.readouterr().err
+    assert "was not made by train-draft" in capsys.readouterr().err
     assert invoke(arguments) == 0
     told = capsys.readouterr()
     assert f"it starts from {head.name}, which stays as {kept.name}" in told.err.replace("\n", " ")
@@ -214,7 +214,8 @@ def test_the_head_to_start_from_is_named_and_the_same_command_goes_on(
     target: Path, tmp_path: Path, works: list[FakeWork], capsys: pytest.CaptureFixture[str]
 ) -> None:
     start, other = fitting(tmp_path / "old.gguf"), fitting(tmp_path / "older.gguf", seed=9)
-    arguments = ["train-draft", str(target), "--minutes", "2", "--start-from"]
+    out = tmp_path / "new" / "folder" / "head.gguf"
+    arguments = ["train-draft", str(target), str(out), "--minutes", "2", "--start-from"]
     wrong = fitting(tmp_path / "wrong.gguf", hidden=96, heads_kv=1)
     for head, code, words in (
         (wrong, 2, "hidden 96 instead of 64; heads of keys 1 instead of 2\n"),
@@ -227,6 +228,7 @@ def test_the_head_to_start_from_is_named_and_the_same_command_goes_on(
     for again in range(2):
         assert invoke([*arguments, str(start)]) == 0
         assert ("it starts from old.gguf\n" in capsys.readouterr().err) == (not again)
+    assert out.exists()
     assert invoke([*arguments, str(other)]) == 2
     assert "did not start from older.gguf" in capsys.readouterr().err
     assert invoke([*arguments, str(other), "--fresh", "-y"]) == 0
