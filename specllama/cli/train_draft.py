@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 import time
 from contextlib import closing
@@ -43,7 +44,6 @@ weights lie in one folder (--folder) and stay on this machine; --fresh deletes t
 
 _TIMED = 3  # prompts that the head is timed on
 _FOR_TRAINING = 0.97  # of the time; the rest is for looking at the head
-_DOING = {"write": "writing", "read": "reading", "train": "training"}
 
 
 @click.command("train-draft", epilog=EPILOG)
@@ -103,14 +103,25 @@ _DOING = {"write": "writing", "read": "reading", "train": "training"}
     help="Most gigabytes in that folder.",
 )
 @click.option("-t", "--threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads.")
+@click.option(
+    "--while-idle",
+    is_flag=True,
+    help="Work only while other programs need little and the machine is on mains; wait meanwhile.",
+)
 @click.option("--fresh", is_flag=True, help="Delete what earlier runs left in the folder, first.")
-@click.option("-y", "--yes", is_flag=True, help="Begin without asking.")
+@click.option(
+    "--forget",
+    is_flag=True,
+    help="Delete all that was learned of TARGET, its replies and the head as well, and end.",
+)
+@click.option("-y", "--yes", is_flag=True, help="Begin, or delete, without asking.")
 def command(
     target: str,
     out: Path | None,
     kind: str,
     folder: Path | None,
     fresh: bool,
+    forget: bool,
     yes: bool,
     threads: int | None,
     **asked: Any,
@@ -121,15 +132,18 @@ def command(
     of TARGET changes: the head only guesses, TARGET decides. Unless OUT is given, the head lies
     beside TARGET, where `run`, `chat` and `pair` find it.
     """
-    diagnostics.require_extra("train", "torch")
     from specllama.models import refs
     from specllama.models.gguf import read_header
     from specllama.training import training_card, training_folder
 
     header = read_header(refs.resolve(target))
-    training_folder.require_trainable(header)
     out = out or own_place(header, kind)
     folder = folder or training_folder.usual(header)
+    if forget:
+        _forget(header, folder, out, yes)
+        return
+    diagnostics.require_extra("train", "torch")
+    training_folder.require_trainable(header)
     asked_start = asked.pop("start_from")
     start = training_folder.choose_start(asked_start, header, folder, fresh=fresh)
     there = training_folder.head_there(out, header, start)
@@ -152,6 +166,27 @@ def command(
         raise signals.Interrupted(code)
     if card.best is None:
         raise SpecllamaError("no head was made: the time was too short", "give more --minutes")
+
+
+def _forget(target: GgufHeader, folder: Path, out: Path, yes: bool) -> None:
+    """Delete what was learned of a target, after asking; a head that stood there comes back."""
+    from specllama.training import training_folder
+
+    with training_folder.held(folder):
+        gone = training_folder.learned(folder, out, target)
+        freed = size(sum(one.stat().st_size for one in gone))
+        what = f"{freed}: texts, features and weights in {folder}"
+        what += f", and {out}" if out in gone else ""
+        if gone and not yes:
+            diagnostics.confirm(f"delete {what}?", default=False)
+        for one in gone:
+            one.unlink()
+        if out in gone and (kept := out.with_suffix(".before.gguf")).exists():
+            kept.replace(out)
+            what += f"; {kept.name} is {out.name} again"
+        if [one.name for one in folder.iterdir()] == [training_folder.LOCK]:
+            shutil.rmtree(folder)
+    diagnostics.note(f"deleted {what}" if gone else f"nothing was learned of {target.path.name}")
 
 
 def _keep_start(out: Path, card: TrainingCard) -> None:
@@ -185,6 +220,7 @@ class _Run:
         from specllama.training import training_folder
         from specllama.training.course import Course
         from specllama.training.phases import open_work
+        from specllama.training.spare_time import SpareTime
 
         stop, shown, asked = Event(), _Shown(), self.asked
         disk = training_folder.room(self.folder, int(asked["disk"] * 1e9))
@@ -193,6 +229,8 @@ class _Run:
             diagnostics.note(f"not read: {without}")
         seconds, stopped = 60 * asked["minutes"] * _FOR_TRAINING, stop.is_set
         course = Course(work, self.folder, self.card, self.out, seconds, stopped, shown.tell)
+        if asked["while_idle"]:
+            course.rest = SpareTime()
         with signals.stop_on_signals(stop) as measuring, closing(shown):
             course.measure()
         if not measuring:
@@ -253,7 +291,7 @@ class _Shown:
 
     def tell(self, news: News, course: Course) -> None:
         """Show what is new in a training."""
-        words, latest, now = _DOING[course.phase or "train"], course.card.latest, time.monotonic()
+        words, latest, now = course.card.doing, course.card.latest, time.monotonic()
         if sys.stderr.isatty():
             self._draw(words, news, course)
         elif news == "began" or (news == "figures" and now >= self._quiet_s):

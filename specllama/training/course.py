@@ -35,6 +35,8 @@ _OFTEN = 4.0  # readings of each text in a cycle, above which more text helps mo
 SAVE_S = 20.0  # after which the card is written again
 TRY_S, PATIENCE_S = 12.0, 240.0  # of a phase whose pace is measured; until something comes of it
 _SHORT_S = 5.0  # a rest that is not worth a cycle
+WAIT_S = 0.5  # between two looks whether to go on
+DOING: dict[Phase, str] = {"write": "writing", "read": "reading", "train": "training"}
 _READ_BY = 0.6  # of a cycle: what was not read again by then is read in the next one
 
 News = Literal["moved", "began", "figures"]
@@ -56,6 +58,7 @@ class Course:
 
     Attributes:
         card: what is known so far. phase: that goes on, "" in between.
+        rest: returns why to wait now; "" to go on.
         seconds: that it may take. done_s: of them, those that passed.
 
     Args:
@@ -76,6 +79,7 @@ class Course:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.card, self.seconds = card, seconds
+        self.rest: Callable[[], str] = str
         self.phase: Phase | None = None
         self._work, self._folder, self._out = work, folder, out
         self._stopped, self._tell, self._clock = stopped, tell, clock
@@ -140,13 +144,14 @@ class Course:
         """Run a phase for some seconds, or for ``patience_s`` until something comes of it."""
         if seconds <= 0 or self._stopped():
             return
-        self.phase, start = phase, self.card.spent_s
+        self.phase, self.card.doing, start = phase, DOING[phase], self.card.spent_s
         self._moved = self._clock()
         self._tell("began", self)
         before = self._done(phase)
 
         def over() -> bool:
             self._pass_time()
+            self._wait()
             took = self.card.spent_s - start
             if took < seconds or self._stopped():
                 return self._stopped()
@@ -178,6 +183,21 @@ class Course:
         self._tell("moved", self)
         if now - self._saved >= SAVE_S:
             self._save()
+
+    def _wait(self) -> None:
+        """Wait while there is a reason to; that time does not count."""
+        assert self.phase is not None
+        while not self._stopped():
+            why = self.rest()
+            doing = f"paused: {why}" if why else DOING[self.phase]
+            if doing != self.card.doing:
+                self.card.doing = doing
+                self._save()
+                self._tell("began", self)
+            if not why:
+                break
+            time.sleep(WAIT_S)
+        self._moved = self._clock()
 
     def _report(self, found: Milestone) -> None:
         card, latest = self.card, self.card.latest

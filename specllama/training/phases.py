@@ -20,10 +20,9 @@ from specllama.training.features import Teacher, layers_read, read_again
 from specllama.training.questions import PromptList
 from specllama.training.shards import Shards
 from specllama.training.training_card import METADATA, Milestone, TrainingCard
-from specllama.training.training_folder import started_from
+from specllama.training.training_folder import CHECKPOINT, started_from
 from specllama.training.writing import Writer
 
-CHECKPOINT = "head.pt"
 _FULL = 0.9  # of the room for features, above which a reply that is read pushes another one out
 
 

@@ -77,6 +77,7 @@ class TrainingCard:
         best: figures of the head that was written; ``own``: by this training. latest: those of
             the training.
         pays: words on what it brings on this machine.
+        doing: what went on when this was written.
     """
 
     target: str
@@ -98,6 +99,7 @@ class TrainingCard:
     own: bool = False
     latest: Milestone | None = None
     pays: str = ""
+    doing: str = ""
     versions: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -24,13 +24,16 @@ from specllama.training.training_card import (
     NAME,
     Milestone,
     TrainingCard,
+    beside,
     card_inside,
     read_training_card,
 )
 
 LOCK = ".lock"
 START = "start.gguf"  # the head that the training started from
+CHECKPOINT = "head.pt"
 NOTHING = "none"  # instead of such a head
+_OURS = (NAME, TEXTS, START, CHECKPOINT, "shard-*.npz", "held-*.npz")
 _OF_FREE, _LEAST = 0.9, 64 << 20  # bytes
 _A_SIXTH, _WHOLE, _FEW = 6, 1024, 2048  # words: of the vocabulary, in whole thousands
 
@@ -119,6 +122,35 @@ def head_there(out: Path, target: GgufHeader, start: GgufHeader | None) -> Miles
     raise UsageError(f"{out} {what}", "give another OUT")
 
 
+def files(folder: Path) -> list[Path]:
+    """List the files of a training in a folder, those in the making as well."""
+    return [one for name in _OURS for dot in ("", ".") for one in folder.glob(f"{dot}{name}*")]
+
+
+def learned(folder: Path, out: Path, target: GgufHeader) -> list[Path]:
+    """List all files of a target's training, the head that it made among them."""
+    card = read_training_card(folder / NAME)
+    own = folder == usual(target) if card is None else card.fingerprint == target.fingerprint
+    found = files(folder) if own else []
+    with suppress(SpecllamaError):
+        made = card_inside(read_header(out))
+        if made is not None and made.fingerprint == target.fingerprint:
+            found += [one for one in (out, beside(out)) if one.exists()]
+    return found
+
+
+def running() -> list[TrainingCard]:
+    """Read the cards of trainings that go on now, in the usual folders."""
+    found = []
+    for path in (paths.cache_dir() / "training").glob(f"*/{NAME}"):
+        try:
+            with held(path.parent):
+                pass
+        except UsageError:
+            found.append(read_training_card(path))
+    return [card for card in found if card is not None]
+
+
 def usual(target: GgufHeader) -> Path:
     """Return the folder of a target's training."""
     return paths.cache_dir() / "training" / target.fingerprint
@@ -183,7 +215,7 @@ def begin(
     if inside and card is None and not (folder / TEXTS).exists():
         raise UsageError(f"{folder} holds other files", "give another --folder")
     if fresh and inside:
-        for one in inside:
+        for one in files(folder):
             one.unlink()
         card = None
     if card is None:

@@ -19,7 +19,7 @@ from specllama.models.companions import own_heads, own_name, own_place
 from specllama.models.gguf import read_header
 from specllama.models.refs import bundled
 from specllama.paths import cache_dir
-from specllama.training import course
+from specllama.training import course, spare_time
 from specllama.training.training_card import METADATA, NAME, beside, read_training_card
 
 DRIVER = Path(__file__).parent.parent / "support" / "training_fakes.py"
@@ -236,6 +236,74 @@ def test_the_head_to_start_from_is_named_and_the_same_command_goes_on(
     assert other.exists()
 
 
+def test_one_command_forgets_everything(
+    target: Path,
+    works: list[FakeWork],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    head = fitting(own_place(read_header(target), "eagle3"))
+    before = head.read_bytes()
+    forget = ["train-draft", str(target), "--forget"]
+    assert invoke(forget) == 0
+    assert f"nothing was learned of {target.name}" in capsys.readouterr().err
+    assert head.read_bytes() == before
+    assert invoke(["train-draft", str(target), "--minutes", "2"]) == 0
+    assert invoke(forget) == 2  # nobody to ask
+    assert "add -y" in capsys.readouterr().err
+    assert head.read_bytes() != before
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("click.confirm", lambda *args, **more: False)
+    assert invoke(forget) == 130
+    assert head.read_bytes() != before
+    assert (folder_of(target) / "texts.jsonl").exists()
+    assert invoke([*forget, "-y"]) == 0
+    told = capsys.readouterr().err.replace("\n", " ")
+    assert str(folder_of(target)) in told
+    assert f"{head.with_suffix('.before.gguf').name} is {head.name} again" in told
+    assert not folder_of(target).exists()
+    assert head.read_bytes() == before
+    assert sorted(one.name for one in target.parent.iterdir()) == [head.name, target.name]
+
+
+def test_what_others_made_is_not_forgotten(
+    target: Path, tmp_path: Path, works: list[FakeWork], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, other = tmp_path / "mine", target.with_name("other.gguf")
+    ggufs.write_llama(other, blocks=8, seed=2)
+    arguments = ["--folder", str(folder)]
+    assert invoke(["train-draft", str(other), *arguments, "--minutes", "1"]) == 0
+    (head,) = own_heads(read_header(other))
+    there = sorted(folder.iterdir())
+    assert invoke(["train-draft", str(target), str(head), *arguments, "--forget", "-y"]) == 0
+    assert "nothing was learned" in capsys.readouterr().err
+    assert head.exists()
+    assert sorted(folder.iterdir()) == there
+    (folder / "letter.txt").write_text("Dear")
+    assert invoke(["train-draft", str(other), *arguments, "--forget", "-y"]) == 0
+    assert not head.exists()
+    assert sorted(one.name for one in folder.iterdir()) == [".lock", "letter.txt"]
+
+
+def test_it_works_in_spare_time_only(
+    target: Path,
+    works: list[FakeWork],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left = iter(["", "on battery", "on battery"])
+    monkeypatch.setattr(course, "WAIT_S", 0.0)
+    monkeypatch.setattr(spare_time.SpareTime, "__call__", lambda self: next(left, ""))
+    assert invoke(["train-draft", str(target), "--minutes", "2", "--while-idle"]) == 0
+    told = capsys.readouterr().err.splitlines()
+    paused = next(i for i, line in enumerate(told) if line.startswith("paused: on battery"))
+    assert told[paused + 1].startswith("writing")
+    assert next(left, None) is None
+    left = iter(["on battery"])
+    assert invoke(["train-draft", str(target), "--minutes", "1"]) == 0  # only where it is asked for
+    assert next(left) == "on battery"
+
+
 def test_a_folder_belongs_to_one_target(
     target: Path, tmp_path: Path, works: list[FakeWork], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -315,6 +383,19 @@ def test_ctrl_c_keeps_what_is_there(target: Path) -> None:
     assert card is not None
     assert card.best is not None
     assert own_heads(read_header(target))
+
+
+def test_ps_shows_what_is_trained(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    running = Running(target, 10)
+    running.wait_for_training(0.5)
+    nobody = "http://127.0.0.1:1"
+    assert invoke(["ps", nobody]) == 0
+    told = capsys.readouterr().err
+    assert f"train-draft {target.name}: " in told
+    assert "0 min so far" in told
+    running.end(signal.SIGINT)
+    assert invoke(["ps", nobody]) == 1
+    assert "train-draft" not in capsys.readouterr().err
 
 
 def test_two_do_not_train_in_one_folder(target: Path) -> None:
