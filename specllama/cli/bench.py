@@ -28,7 +28,7 @@ from specllama.cli.options import (
     settings_options,
     temperatures_option,
 )
-from specllama.cli.progress import Meter
+from specllama.cli.progress import Bar
 from specllama.errors import UsageError
 from specllama.settings.params import PROPOSERS
 
@@ -179,7 +179,7 @@ def run(
         for arm in arms:
             stack.callback(arm.close)
         _tell_apart(arms)
-        with Meter("comparing") as bar:
+        with Bar("comparing") as bar:
             result = Comparison.of(arms, tasks, repetitions=repetitions, progress=bar.at)
         facts |= {"prompts": [p.id for p in chosen], "against": [arm.to_dict() for arm in remote]}
         result.provenance = provenance(engine.info) | facts

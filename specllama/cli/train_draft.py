@@ -5,9 +5,8 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-import time
-from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ import click
 from specllama import paths, signals
 from specllama.cli import completion, diagnostics, output
 from specllama.cli.options import SEED, resolve
-from specllama.cli.progress import QUIET_S, Bar
+from specllama.cli.progress import Bar
 from specllama.errors import SpecllamaError
 from specllama.models.companions import own_heads, own_place
 from specllama.text import size
@@ -39,7 +38,7 @@ Examples:
 
 \b
 Ctrl-C keeps everything, and the same command goes on; so it does after a crash. Texts, features and
-weights lie in one folder (--folder) and stay on this machine; --fresh deletes them.
+weights lie in one folder (--folder) and stay on this machine; --forget deletes them.
 """
 
 _TIMED = 3  # prompts that the head is timed on
@@ -108,7 +107,6 @@ _FOR_TRAINING = 0.97  # of the time; the rest is for looking at the head
     is_flag=True,
     help="Work only while other programs need little and the machine is on mains; wait meanwhile.",
 )
-@click.option("--fresh", is_flag=True, help="Delete what earlier runs left in the folder, first.")
 @click.option(
     "--forget",
     is_flag=True,
@@ -120,7 +118,6 @@ def command(
     out: Path | None,
     kind: str,
     folder: Path | None,
-    fresh: bool,
     forget: bool,
     yes: bool,
     threads: int | None,
@@ -134,7 +131,7 @@ def command(
     """
     from specllama.models import refs
     from specllama.models.gguf import read_header
-    from specllama.training import training_card, training_folder
+    from specllama.training import training_folder
 
     header = read_header(refs.resolve(target))
     out = out or own_place(header, kind)
@@ -144,14 +141,11 @@ def command(
         return
     diagnostics.require_extra("train", "torch")
     training_folder.require_trainable(header)
-    asked_start = asked.pop("start_from")
-    start = training_folder.choose_start(asked_start, header, folder, fresh=fresh)
+    start = training_folder.choose_start(asked["start_from"], header, folder)
     there = training_folder.head_there(out, header, start)
     options = resolve({"threads": threads}).engine_options()
-    if fresh and not yes and (folder / training_card.NAME).exists():
-        diagnostics.confirm(f"delete what was learned in {folder}?", default=False)
     with training_folder.held(folder):
-        card = training_folder.begin(folder, header, asked, there, start, fresh=fresh)
+        card = training_folder.begin(folder, header, asked, there, start)
         if card.start and not card.spent_s:
             _keep_start(out, card)
         run = _Run(header, folder, out, card, asked, yes or not output.all_terminals())
@@ -200,8 +194,7 @@ def _keep_start(out: Path, card: TrainingCard) -> None:
 
 def _again() -> str:
     """Return the command that goes on."""
-    words = [word for word in sys.argv[1:] if word != "--fresh"]
-    return shlex.join(["specllama", *words])
+    return shlex.join(["specllama", *sys.argv[1:]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,22 +215,24 @@ class _Run:
         from specllama.training.phases import open_work
         from specllama.training.spare_time import SpareTime
 
-        stop, shown, asked = Event(), _Shown(), self.asked
+        stop, asked = Event(), self.asked
         disk = training_folder.room(self.folder, int(asked["disk"] * 1e9))
         work, without = open_work(self.target, self.folder, self.card, disk, options.threads, asked)
         if without:
             diagnostics.note(f"not read: {without}")
         seconds, stopped = 60 * asked["minutes"] * _FOR_TRAINING, stop.is_set
-        course = Course(work, self.folder, self.card, self.out, seconds, stopped, shown.tell)
+        bar = Bar("training", int(seconds))
+        tell = partial(_show, bar)
+        course = Course(work, self.folder, self.card, self.out, seconds, stopped, tell)
         if asked["while_idle"]:
             course.rest = SpareTime()
-        with signals.stop_on_signals(stop) as measuring, closing(shown):
+        with signals.stop_on_signals(stop) as measuring, bar:
             course.measure()
         if not measuring:
             self._agree(course, disk)
-        with signals.stop_on_signals(stop) as training, closing(shown):
-            why = course.run()
-            shown.close()
+        with signals.stop_on_signals(stop) as training:
+            with bar:
+                why = course.run()
             self._look(work, course, options)
         return why, (*measuring, *training, 0)[0]
 
@@ -277,40 +272,19 @@ class _Run:
             diagnostics.confirm("go on?")
 
 
-class _Shown:
-    """The progress: a bar on a terminal, else a line at each phase and for new figures."""
-
-    def __init__(self) -> None:
-        self._bar: Bar | None = None
-        self._quiet_s = 0.0  # until then there are no more lines of figures
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.__exit__()
-            self._bar = None
-
-    def tell(self, news: News, course: Course) -> None:
-        """Show what is new in a training."""
-        words, latest, now = course.card.doing, course.card.latest, time.monotonic()
-        if sys.stderr.isatty():
-            self._draw(words, news, course)
-        elif news == "began" or (news == "figures" and now >= self._quiet_s):
-            if news == "figures" and latest is not None:
-                self._quiet_s, words = now + QUIET_S, latest.learned
-            left = f"; {course.left_s / 60:.0f} min left" if course.left_s >= 60 else ""
-            diagnostics.note(words + left)
-
-    def _draw(self, phase: str, news: News, course: Course) -> None:
-        bar = self._bar
-        if bar is None:
-            bar = self._bar = Bar(phase, int(course.seconds), transfer=False).__enter__()
-        if news == "figures" and course.card.latest is not None:
-            bar.waiting(course.card.latest.learned)
-        if (best := course.card.best) is not None:
-            shares = "/".join(f"{100 * one:.0f}" for one in best.right)
-            phase = f"{phase} {shares} % {best.per_pass:.2f}"
-        bar.named(phase)
-        bar.advanced(int(course.done_s))
+def _show(bar: Bar, news: News, course: Course) -> None:
+    """Show what is new in a training."""
+    card, left_s = course.card, course.left_s
+    doing = card.doing
+    if news == "figures" and card.latest is not None:
+        bar.waiting(card.latest.learned)
+    elif news == "began" and not sys.stderr.isatty():
+        bar.waiting(doing + (f"; {left_s / 60:.0f} min left" if left_s >= 60 else ""))
+    if card.best is not None:
+        shares = "/".join(f"{100 * one:.0f}" for one in card.best.right)
+        doing = f"{doing} {shares} % {card.best.per_pass:.2f}"
+    bar.named(doing)
+    bar.advanced(int(course.done_s))
 
 
 def _tell(run: _Run, target: str, why: Why) -> None:

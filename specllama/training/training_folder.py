@@ -59,9 +59,7 @@ def started_from(folder: Path) -> GgufHeader | None:
     return read_header(folder / START) if (folder / START).exists() else None
 
 
-def choose_start(
-    asked: str | None, target: GgufHeader, folder: Path, *, fresh: bool
-) -> GgufHeader | None:
+def choose_start(asked: str | None, target: GgufHeader, folder: Path) -> GgufHeader | None:
     """Choose the head that a training starts from; without ``asked``, what it started from before,
     or a fitting one that is named after the target and was trained for another.
 
@@ -72,7 +70,7 @@ def choose_start(
         UsageError: it has other sizes, or the training in the folder did not start from it.
         what reading it raises.
     """
-    begun = not fresh and (folder / NAME).exists()
+    begun = (folder / NAME).exists()
     before, layers = started_from(folder) if begun else None, layers_read(target)
     if begun and asked in (None, NOTHING):
         return before
@@ -94,7 +92,7 @@ def choose_start(
     if begun and (before is None or before.fingerprint != head.fingerprint):
         raise UsageError(
             f"the training in {folder} did not start from {head.path.name}",
-            "leave --start-from out to go on, or begin anew with --fresh",
+            "leave --start-from out to go on; --forget deletes what was learned",
         )
     return head
 
@@ -196,8 +194,6 @@ def begin(
     asked: Mapping[str, Any],
     there: Milestone | None,
     start: GgufHeader | None,
-    *,
-    fresh: bool,
 ) -> TrainingCard:
     """Return the card of the training in a folder, or that of a new one.
 
@@ -205,19 +201,13 @@ def begin(
         asked: ``words``, ``seed`` as they were given.
         there: figures of the head that better ones replace, also if it is of another training.
         start: the head that a new training starts from; a copy of it is kept.
-        fresh: delete the former one.
 
     Raises:
         UsageError: the folder holds something else.
     """
     card = read_training_card(folder / NAME)
-    inside = [one for one in folder.iterdir() if not one.name.startswith((LOCK, START))]
-    if inside and card is None and not (folder / TEXTS).exists():
+    if card is None and not {*folder.iterdir()} <= {folder / LOCK, *files(folder)}:
         raise UsageError(f"{folder} holds other files", "give another --folder")
-    if fresh and inside:
-        for one in files(folder):
-            one.unlink()
-        card = None
     if card is None:
         (folder / START).unlink(missing_ok=True)
         if start is not None:
@@ -235,11 +225,11 @@ def begin(
     if card.fingerprint != target.fingerprint:
         raise UsageError(
             f"{folder} holds a training for {card.target}, another file",
-            "give another --folder, or --fresh to begin anew in this one",
+            "give another --folder",
         )
     if asked["words"] not in (None, card.words):
         raise UsageError(
-            f"the head in {folder} guesses {card.words:,} words", "--fresh begins anew"
+            f"the head in {folder} guesses {card.words:,} words", "--forget deletes it"
         )
     if there is None or card.best is None or there.tokens != card.best.tokens:
         card.best, card.own = there, False

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -101,16 +102,15 @@ def test_the_same_command_goes_on(
     assert "1.30× plain decoding is expected" in told
 
 
-def test_fresh_begins_anew(
+def test_other_words_need_a_new_head(
     target: Path, works: list[FakeWork], capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["train-draft", str(target), "--minutes", "2"]
     assert invoke(arguments) == 0
     assert invoke([*arguments, "--words", "300"]) == 2
-    assert "--fresh begins anew" in capsys.readouterr().err
-    assert invoke([*arguments, "--fresh"]) == 2  # nobody to ask
-    assert "add -y" in capsys.readouterr().err
-    assert invoke([*arguments, "--fresh", "-y", "--words", "300"]) == 0
+    assert "--forget deletes it" in capsys.readouterr().err
+    assert invoke([*arguments, "--forget", "-y"]) == 0
+    assert invoke([*arguments, "--words", "300"]) == 0
     card = read_training_card(folder_of(target) / NAME)
     assert card is not None
     assert card.spent_s < 130
@@ -168,7 +168,8 @@ def test_a_better_head_of_an_earlier_training_stays(
     assert invoke(arguments) == 0
     head = own_heads(read_header(target))[0]
     better, card = head.read_bytes(), json.loads(beside(head).read_text())
-    assert invoke(["train-draft", str(target), "--minutes", "1", "--fresh", "-y"]) == 0
+    shutil.rmtree(folder_of(target))
+    assert invoke(["train-draft", str(target), "--minutes", "1"]) == 0
     assert head.read_bytes() == better
     assert works[1].exported == []
     assert f"{card['best']['per_pass']:.2f} tokens a pass" in capsys.readouterr().out
@@ -205,7 +206,8 @@ def test_it_starts_from_a_head_of_another_file_and_keeps_it(
     assert "it starts from" not in capsys.readouterr().err
     assert read_training_card(folder_of(target) / NAME).start == head.name  # type: ignore[union-attr]
     # a head of this very file is no start by itself
-    assert invoke([*arguments, "--fresh", "-y"]) == 0
+    shutil.rmtree(folder_of(target))
+    assert invoke(arguments) == 0
     assert "it starts from" not in capsys.readouterr().err
     assert not (folder_of(target) / "start.gguf").exists()
 
@@ -231,7 +233,9 @@ def test_the_head_to_start_from_is_named_and_the_same_command_goes_on(
     assert out.exists()
     assert invoke([*arguments, str(other)]) == 2
     assert "did not start from older.gguf" in capsys.readouterr().err
-    assert invoke([*arguments, str(other), "--fresh", "-y"]) == 0
+    assert invoke([*arguments, str(other), "--forget", "-y"]) == 0
+    assert invoke([*arguments, str(other)]) == 0
+    assert "it starts from older.gguf\n" in capsys.readouterr().err
     assert start.exists()
     assert other.exists()
 
