@@ -48,70 +48,33 @@ _FOR_TRAINING = 0.97  # of the time; the rest is for looking at the head
 @click.command("train-draft", epilog=EPILOG)
 @click.argument("target", shell_complete=completion.models)
 @click.argument("out", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--kind",
-    type=click.Choice(["eagle3"]),
-    default="eagle3",
-    show_default=True,
-    help="Kind of the head.",
-)
-@click.option(
-    "--minutes",
-    type=click.FloatRange(0.1),
-    default=60,
-    show_default=True,
-    metavar="N",
-    help="Time for writing, reading and training; it ends earlier if nothing is gained any more.",
-)
-@click.option(
-    "--texts",
-    multiple=True,
-    metavar="FILE|FOLDER",
-    help="Texts to make prompts of, beside those that ship; repeatable.",
-)
-@click.option(
-    "--from-chats",
-    is_flag=True,
-    help="Also take the questions of your stored conversations as prompts.",
-)
-@click.option(
-    "--words",
-    type=click.IntRange(256),
-    metavar="N",
-    help="Tokens that the head can guess. Unset: a sixth of the target's.",
-)
-@click.option(
-    "--start-from",
-    metavar="HEAD",
-    help="An EAGLE-3 head of the same sizes to start from, or none. Unset: one that is named after "
-    "TARGET and was trained for another file, if there is one.",
-    shell_complete=completion.models,
-)
+@click.option("--kind", type=click.Choice(["eagle3"]), default="eagle3", show_default=True,
+              help="Kind of the head.")  # fmt: skip
+@click.option("--minutes", type=click.FloatRange(0.1), default=60, show_default=True, metavar="N",
+              help="Time for writing, reading and training; it ends earlier if nothing is gained "
+              "any more.")  # fmt: skip
+@click.option("--texts", multiple=True, metavar="FILE|FOLDER",
+              help="Texts to make prompts of, beside those that ship; repeatable.")  # fmt: skip
+@click.option("--from-chats", is_flag=True,
+              help="Also take the questions of your stored conversations as prompts.")  # fmt: skip
+@click.option("--words", type=click.IntRange(256), metavar="N",
+              help="Tokens that the head can guess. Unset: a sixth of the target's.")  # fmt: skip
+@click.option("--start-from", metavar="HEAD", shell_complete=completion.models,
+              help="An EAGLE-3 head of the same sizes to start from, or none. Unset: one that is "
+              "named after TARGET and was trained for another file, if there is one.")  # fmt: skip
 @click.option("--seed", type=SEED, default=1, show_default=True, help="Seed of all that is drawn.")
-@click.option(
-    "--folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of texts, features and weights. Unset: one in the cache for each target.",
-)
-@click.option(
-    "--disk",
-    type=click.FloatRange(0.1),
-    default=2,
-    show_default=True,
-    metavar="GB",
-    help="Most gigabytes in that folder.",
-)
+@click.option("--folder", type=click.Path(path_type=Path, file_okay=False),
+              help="Folder of texts, features and weights. Unset: one in the cache for each "
+              "target.")  # fmt: skip
+@click.option("--disk", type=click.FloatRange(0.1), default=2, show_default=True, metavar="GB",
+              help="Most gigabytes in that folder.")  # fmt: skip
 @click.option("-t", "--threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads.")
-@click.option(
-    "--while-idle",
-    is_flag=True,
-    help="Work only while other programs need little and the machine is on mains; wait meanwhile.",
-)
-@click.option(
-    "--forget",
-    is_flag=True,
-    help="Delete all that was learned of TARGET, its replies and the head as well, and end.",
-)
+@click.option("--while-idle", is_flag=True,
+              help="Work only while other programs need little and the machine is on mains; wait "
+              "meanwhile.")  # fmt: skip
+@click.option("--forget", is_flag=True,
+              help="Delete all that was learned of TARGET, its replies and the head as well, "
+              "and end.")  # fmt: skip
 @click.option("-y", "--yes", is_flag=True, help="Begin, or delete, without asking.")
 def command(
     target: str,
@@ -261,12 +224,10 @@ class _Run:
             click.Abort: the answer is no.
         """
         expected = course.outlook(disk)
-        often = f", each learned from about {expected.visits:.0f} times" if expected.visits else ""
         diagnostics.note(
             f"{self.target.path.name}: about {course.seconds / 60:.0f} min, of which "
-            f"{expected.write_s / 60:.0f} for writing ({expected.written:,} tokens of replies"
-            f"{often}); {size(expected.disk)} of disk in {self.folder}, "
-            f"{size(self.card.memory)} of memory"
+            f"{expected.write_s / 60:.0f} for writing ({expected.written:,} tokens of replies); "
+            f"{size(expected.disk)} of disk in {self.folder}, {size(self.card.memory)} of memory"
         )
         if not self.sure:
             diagnostics.confirm("go on?")

@@ -44,12 +44,11 @@ Why = Literal["time", "gain", "stopped"]
 
 
 class Outlook(NamedTuple):
-    """A forecast of a training: seconds of writing, tokens of replies that there will be, how often
-    each is trained on, and bytes on disk."""
+    """A forecast of a training: seconds of writing, tokens of replies that there will be, and bytes
+    on disk."""
 
     write_s: float
     written: int
-    visits: float
     disk: int
 
 
@@ -103,9 +102,8 @@ class Course:
         """Return what the whole is expected to give and take, with ``disk`` bytes at most."""
         found, write_s = self._work.amounts(), self.seconds / 3
         written = found.written + int(write_s * self.pace("write"))
-        visits = (self.seconds - write_s) * self.pace("train") / max(written, 1)
         bytes_a_token = found.disk / max(found.read, 1)
-        return Outlook(write_s, written, visits, min(int(written * bytes_a_token), disk))
+        return Outlook(write_s, written, min(int(written * bytes_a_token), disk))
 
     def keep(self) -> None:
         """Write the card into its folder and next to the head."""

@@ -69,6 +69,13 @@ class EagleHead(nn.Module):  # type: ignore[misc]
         """Return what queries, keys and values read; ``token`` is normed already."""
         return torch.cat((token, self.attn_norm_2(state)), -1)
 
+    def attend(self, z: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return keys, values, and what attention brings at each place, if all states are known."""
+        q, k = (rotate(self.split(m(z)), cos, sin) for m in (self.attn_q, self.attn_k))
+        v = self.split(self.attn_v(z))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return k, v, out.transpose(1, 2).flatten(-2)
+
     def finish(self, state: Tensor, brought: Tensor) -> Tensor:
         """Return the layer's output: the residual stream after attention and feed-forward net."""
         h = state + self.attn_output(brought)
@@ -94,10 +101,7 @@ class EagleHead(nn.Module):  # type: ignore[misc]
         )
         token = self.attn_norm(embedded)
         state = self.fc(features * self.get_buffer("scale")).to(token.dtype)
-        z = self.pair(token, state)
-        q, k = (rotate(self.split(m(z)), cos, sin) for m in (self.attn_q, self.attn_k))
-        v = self.split(self.attn_v(z))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2)
+        k, v, out = self.attend(self.pair(token, state), cos, sin)
         h = self.finish(state[asked], out[asked])
         whole = torch.zeros(*asked.shape, s.width, dtype=h.dtype, device=h.device)
         whole = whole.index_put((asked,), h)
