@@ -80,9 +80,6 @@ class Bar:
         self._total = max(total, 1)
         self.advanced(done)
 
-    def share(self, done: float) -> None:
-        self.at(int(done * 1000), 1000)
-
     def resumed(self, done: int) -> None:
         """Start from this point: earlier bytes do not count as speed."""
         self.waiting(f"continuing at {done / self._total:.0%}")

@@ -124,7 +124,7 @@ def command(
             max_tokens=max_tokens,
             repetitions=5 if quick else 9,
             checks=1 if quick else repetitions,
-            progress=bar.share,
+            progress=lambda share: bar.advanced(int(1000 * share)),
             say=lambda words: None if as_json else bar.waiting(words),
         )
         info = engine.info

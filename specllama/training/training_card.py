@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
+from specllama.errors import SpecllamaError
 from specllama.files import DAMAGE, read_json
+from specllama.models.gguf import read_header
 from specllama.paths import replace_file
-
-if TYPE_CHECKING:
-    from specllama.models.gguf import GgufHeader
 
 NAME = "card.json"
 METADATA = "specllama.training"  # the key in the head's file
@@ -127,11 +126,11 @@ def read_training_card(path: Path) -> TrainingCard | None:
         return None
 
 
-def card_inside(head: GgufHeader) -> TrainingCard | None:
-    """Read the card in a head's file; None if it has none."""
+def card_inside(head: Path) -> TrainingCard | None:
+    """Read the card in a head's file; None if there is none, or no such file."""
     try:
-        return msgspec.json.decode(head.text(METADATA) or "", type=TrainingCard)
-    except DAMAGE:
+        return msgspec.json.decode(read_header(head).text(METADATA) or "", type=TrainingCard)
+    except (SpecllamaError, *DAMAGE):
         return None
 
 

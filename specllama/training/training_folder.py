@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -75,7 +76,7 @@ def choose_start(asked: str | None, target: GgufHeader, folder: Path) -> GgufHea
     if begun and asked in (None, NOTHING):
         return before
     for head in known_heads(target) if asked is None else ():
-        made = card_inside(head)
+        made = card_inside(head.path)
         with suppress(SpecllamaError):  # of another kind, or of a target that is not alike
             fits = not other_sizes(head, target, layers) and bool(read_weights(head))
             if fits and (made is None or made.fingerprint != target.fingerprint):
@@ -109,13 +110,11 @@ def head_there(out: Path, target: GgufHeader, start: GgufHeader | None) -> Miles
     if not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)
         return None
-    made = None
-    with suppress(SpecllamaError):
-        made = card_inside(head := read_header(out))
-        if made is not None and made.fingerprint == target.fingerprint:
-            return made.best
-        if start is not None and start.fingerprint == head.fingerprint:
-            return None
+    made = card_inside(out)
+    if made is not None and made.fingerprint == target.fingerprint:
+        return made.best
+    if start is not None and filecmp.cmp(start.path, out, shallow=False):
+        return None
     what = f"is a head of another file, {made.target}" if made else "was not made by train-draft"
     raise UsageError(f"{out} {what}", "give another OUT")
 
@@ -130,10 +129,9 @@ def learned(folder: Path, out: Path, target: GgufHeader) -> list[Path]:
     card = read_training_card(folder / NAME)
     own = folder == usual(target) if card is None else card.fingerprint == target.fingerprint
     found = files(folder) if own else []
-    with suppress(SpecllamaError):
-        made = card_inside(read_header(out))
-        if made is not None and made.fingerprint == target.fingerprint:
-            found += [one for one in (out, beside(out)) if one.exists()]
+    made = card_inside(out)
+    if made is not None and made.fingerprint == target.fingerprint:
+        found += [one for one in (out, beside(out)) if one.exists()]
     return found
 
 
