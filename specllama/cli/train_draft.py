@@ -208,10 +208,7 @@ class _Run:
             return
         diagnostics.note("loading the head, to see what its steps cost here")
         if crowded():
-            diagnostics.warn(
-                "other programs need the processors: what the head brings is told from times that "
-                "are not those of this machine"
-            )
+            diagnostics.warn(diagnostics.CROWDED)
         prompts = [one.prompt for one in work.held_out(_TIMED)]
         found = payback(self.target.path, self.out, prompts, best.survival, options)
         self.card.pays = "" if found is None else found.words
@@ -223,11 +220,11 @@ class _Run:
         Raises:
             click.Abort: the answer is no.
         """
-        expected = course.outlook(disk)
+        write_s, written, disk = course.outlook(disk)
         diagnostics.note(
             f"{self.target.path.name}: about {course.seconds / 60:.0f} min, of which "
-            f"{expected.write_s / 60:.0f} for writing ({expected.written:,} tokens of replies); "
-            f"{size(expected.disk)} of disk in {self.folder}, {size(self.card.memory)} of memory"
+            f"{write_s / 60:.0f} for writing ({written:,} tokens of replies); "
+            f"{size(disk)} of disk in {self.folder}, {size(self.card.memory)} of memory"
         )
         if not self.sure:
             diagnostics.confirm("go on?")

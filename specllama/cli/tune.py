@@ -103,10 +103,7 @@ def command(
         )
     say_settings(settings)
     if crowd := crowded():
-        diagnostics.warn(
-            "other programs need the processors: times of such a minute are not those of this "
-            "machine; tune again later"
-        )
+        diagnostics.warn(f"{diagnostics.CROWDED}; tune again later")
     opened = loading.open_engine(settings, quiet=as_json, measured=True)
     with opened as engine, Bar("measuring") as bar, _kept(engine, save):
         profile = engine.windows.profile

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from specllama.rates import share
 from specllama.training.training_card import (
@@ -41,15 +41,6 @@ _READ_BY = 0.6  # of a cycle: what was not read again by then is read in the nex
 
 News = Literal["moved", "began", "figures"]
 Why = Literal["time", "gain", "stopped"]
-
-
-class Outlook(NamedTuple):
-    """A forecast of a training: seconds of writing, tokens of replies that there will be, and bytes
-    on disk."""
-
-    write_s: float
-    written: int
-    disk: int
 
 
 class Course:
@@ -98,12 +89,13 @@ class Course:
         tokens = self.card.written if phase == "write" else self.card.trained
         return share(tokens, self.card.seconds[phase]) or 0.0
 
-    def outlook(self, disk: int) -> Outlook:
-        """Return what the whole is expected to give and take, with ``disk`` bytes at most."""
+    def outlook(self, disk: int) -> tuple[float, int, int]:
+        """Return the expected seconds of writing, tokens of replies that there will be, and bytes
+        on disk, ``disk`` at most."""
         found, write_s = self._work.amounts(), self.seconds / 3
         written = found.written + int(write_s * self.pace("write"))
         bytes_a_token = found.disk / max(found.read, 1)
-        return Outlook(write_s, written, min(int(written * bytes_a_token), disk))
+        return write_s, written, min(int(written * bytes_a_token), disk)
 
     def keep(self) -> None:
         """Write the card into its folder and next to the head."""

@@ -115,8 +115,8 @@ def head_there(out: Path, target: GgufHeader, start: GgufHeader | None) -> Miles
         return made.best
     if start is not None and filecmp.cmp(start.path, out, shallow=False):
         return None
-    what = f"is a head of another file, {made.target}" if made else "was not made by train-draft"
-    raise UsageError(f"{out} {what}", "give another OUT")
+    mine = f"train-draft did not make it for {target.path.name}"
+    raise UsageError(f"{out} exists, and {mine}", "give another OUT")
 
 
 def files(folder: Path) -> list[Path]:
@@ -139,11 +139,9 @@ def running() -> list[TrainingCard]:
     """Read the cards of trainings that go on now, in the usual folders."""
     found = []
     for path in (paths.cache_dir() / "training").glob(f"*/{NAME}"):
-        try:
-            with held(path.parent):
-                pass
-        except UsageError:
-            found.append(read_training_card(path))
+        with suppress(UsageError), held(path.parent):
+            continue  # nobody else does
+        found.append(read_training_card(path))
     return [card for card in found if card is not None]
 
 

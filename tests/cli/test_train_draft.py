@@ -150,7 +150,7 @@ def test_what_cannot_be_trained_is_one_sentence(
         (2, [str(flat)], "has 2 layers: too few"),
         (4, [str(other)], "does not expose the layer inputs of gemma3 models"),
         (3, [str(tmp_path / "nowhere.gguf")], "no such file"),
-        (2, [str(target), str(target)], "was not made by train-draft"),
+        (2, [str(target), str(target)], "train-draft did not make it"),
         (2, [str(target), "--folder", str(mine)], "holds other files"),
     ):
         assert invoke(["train-draft", *arguments]) == code
@@ -192,7 +192,7 @@ def test_it_starts_from_a_head_of_another_file_and_keeps_it(
     before, kept = head.read_bytes(), head.with_suffix(".before.gguf")
     arguments = ["train-draft", str(target), "--minutes", "2"]
     assert invoke([*arguments, "--start-from", "none"]) == 2
-    assert "was not made by train-draft" in capsys.readouterr().err
+    assert "train-draft did not make it" in capsys.readouterr().err
     assert invoke(arguments) == 0
     told = capsys.readouterr()
     assert f"it starts from {head.name}, which stays as {kept.name}" in told.err.replace("\n", " ")
@@ -319,7 +319,7 @@ def test_a_folder_belongs_to_one_target(
     assert "another file" in capsys.readouterr().err
     head = own_heads(read_header(target))[0]
     assert invoke(["train-draft", str(other), str(head)]) == 2
-    assert "is a head of another file, some-q4_0.gguf" in capsys.readouterr().err
+    assert "train-draft did not make it for other.gguf" in capsys.readouterr().err
 
 
 def test_a_head_goes_to_the_cache_where_the_folder_is_not_ones_own(tmp_path: Path) -> None:
