@@ -240,7 +240,7 @@ def _show(bar: Bar, news: News, course: Course) -> None:
         bar.waiting(doing + (f"; {left_s / 60:.0f} min left" if left_s >= 60 else ""))
     if card.best is not None:
         shares = "/".join(f"{100 * one:.0f}" for one in card.best.right)
-        doing = f"{doing} {shares} % {card.best.per_pass:.2f}"
+        doing = f"{doing}, {shares} % {card.best.per_pass:.2f}"
     bar.named(doing)
     bar.advanced(int(course.done_s))
 
