@@ -175,7 +175,7 @@ def run(
             stack.callback(arm.close)
         _tell_apart(arms)
         with Bar("comparing") as bar:
-            result = Comparison.of(arms, tasks, repetitions=repetitions, progress=bar.at)
+            result = Comparison.of(arms, tasks, repetitions=repetitions, progress=bar.advanced)
         facts |= {"prompts": [p.id for p in chosen], "against": [arm.to_dict() for arm in remote]}
         result.provenance = provenance(engine.info) | facts
     _show(result, as_json)

@@ -67,18 +67,14 @@ class Bar:
         if self._live is not None:
             self._live.update(self._task, description=self._shortened())
 
-    def advanced(self, done: int) -> None:
-        """Show that ``done`` of the total is done."""
+    def advanced(self, done: int, total: int = 0) -> None:
+        """Show that ``done`` of the total is done; of another ``total``, once that is known."""
+        self._total = total or self._total
         if self._live is not None:
             self._live.update(self._task, completed=done, total=self._total)
         elif time.monotonic() >= self._said + QUIET_S:
             self._said = time.monotonic()
             diagnostics.note(f"{self._label}: {done / self._total:.0%}")
-
-    def at(self, done: int, total: int) -> None:
-        """Show that ``done`` of a total is done that was not known before."""
-        self._total = max(total, 1)
-        self.advanced(done)
 
     def resumed(self, done: int) -> None:
         """Start from this point: earlier bytes do not count as speed."""

@@ -107,6 +107,7 @@ def command(
     start = training_folder.choose_start(asked["start_from"], header, folder)
     there = training_folder.head_there(out, header, start)
     options = resolve({"threads": threads}).engine_options()
+    again = shlex.join(["specllama", *sys.argv[1:]])
     with training_folder.held(folder):
         card = training_folder.begin(folder, header, asked, there, start)
         if card.start and not card.spent_s:
@@ -116,9 +117,9 @@ def command(
             why, code = run.train(options)
         except BaseException:
             if card.spent_s:
-                diagnostics.note(f"what was learned is kept in {folder}; to go on: {_again()}")
+                diagnostics.note(f"what was learned is kept in {folder}; to go on: {again}")
             raise
-        _tell(run, target, why)
+        _tell(run, target, why, again)
     if code:
         raise signals.Interrupted(code)
     if card.best is None:
@@ -153,11 +154,6 @@ def _keep_start(out: Path, card: TrainingCard) -> None:
         paths.replace_file(kept := out.with_suffix(".before.gguf"), out.read_bytes())
         stays = f", which stays as {kept.name}"
     diagnostics.note(f"it starts from {card.start}{stays}")
-
-
-def _again() -> str:
-    """Return the command that goes on."""
-    return shlex.join(["specllama", *sys.argv[1:]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +241,7 @@ def _show(bar: Bar, news: News, course: Course) -> None:
     bar.advanced(int(course.done_s))
 
 
-def _tell(run: _Run, target: str, why: Why) -> None:
+def _tell(run: _Run, target: str, why: Why, again: str) -> None:
     """Show the result."""
     card, minutes = run.card, run.card.spent_s / 60
     ends = {
@@ -253,7 +249,7 @@ def _tell(run: _Run, target: str, why: Why) -> None:
         "gain": "it ends, since the last cycle gained nothing more",
         "stopped": "stopped",
     }
-    diagnostics.note(f"{ends[why]}; to go on: {_again()}")
+    diagnostics.note(f"{ends[why]}; to go on: {again}")
     if card.best is None:
         return
     output.line(f"{run.out}: {size(run.out.stat().st_size)}, after {minutes:.0f} min in all")

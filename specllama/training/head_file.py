@@ -18,7 +18,6 @@ from specllama.models.tensors import read_tensor
 _OUTSIDE = ("fc", "output")  # of the layer
 MOSTLY_Q8_0 = 7
 _OWN = ("the target's", "its own")
-_NORMS = ("norm_before_residual", "norm_before_fc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ def other_sizes(head: GgufHeader, target: GgufHeader, layers: Sequence[int]) -> 
         PairIncompatible, BadGguf, UnsupportedModel: it cannot draft for the target at all.
     """
     facts, s = check(head, target), head_shape(target, 0, len(layers))
-    norms = [name for name in _NORMS if head.flag(head.own(name))]
+    norms = [n for n in ("norm_before_residual", "norm_before_fc") if head.flag(head.own(n))]
     pairs = {
         "width": (head.embedding_length, s.width),
         "hidden": (head.feed_forward_length, s.hidden),

@@ -85,7 +85,7 @@ class TargetPhases:
     def write(self, over: Over) -> None:
         """Let the target answer the next questions; its passes give the features as well."""
         asked = self._questions.asked(self._card.seed, self._corpus)
-        with self._teacher() as teacher:
+        with Teacher.open(self._target, threads=self._threads) as teacher:
             for sample, features in Writer(teacher).write(asked, over):
                 self._corpus.append(sample)
                 self._shards.add(features, sample.held_out)
@@ -93,7 +93,7 @@ class TargetPhases:
 
     def read(self, over: Over) -> None:
         """Read replies again, those held out first, then the newest ones."""
-        with self._teacher() as teacher:
+        with Teacher.open(self._target, threads=self._threads) as teacher:
             for held_out in (True, False):
                 samples = [*self._corpus.samples(held_out, self._shards.ids(held_out))][::-1]
                 with closing(read_again(teacher, samples)) as found:
@@ -123,9 +123,10 @@ class TargetPhases:
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         dice = random.Random(self._card.seed)
+        counts = Counter(t for sample in self._corpus.samples(False) for t in sample.reply)
         trainer = self._trainer = Trainer(
             self._target,
-            self._words(),
+            trimmed.choose(self._target, self._card.words, counts),
             layers_read(self._target),
             features=lambda: self._shards.read(False, dice),
             held_out=lambda: self._shards.read(True),
@@ -152,16 +153,6 @@ class TargetPhases:
     def held_out(self, n: int) -> Sequence[Sample]:
         """Return some replies that the head does not learn from."""
         return [*islice(self._corpus.samples(True), n)]
-
-    def _words(self) -> Any:
-        """Choose the tokens that the head may guess, by the replies so far."""
-        counts: Counter[int] = Counter()
-        for sample in self._corpus.samples(False):
-            counts.update(sample.reply)
-        return trimmed.choose(self._target, self._card.words, counts)
-
-    def _teacher(self) -> Teacher:
-        return Teacher.open(self._target, threads=self._threads)
 
 
 def _give_memory_back() -> None:

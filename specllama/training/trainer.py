@@ -198,7 +198,7 @@ class Trainer:
         """
         total, firsts = torch.zeros((), device=self.device), 0.0
         row = torch.arange(len(places), device=self.device)[:, None]
-        wanted = given.states[:, 1:]
+        wanted, dtype = given.states[:, 1:], torch.bfloat16 if self._half else torch.float32
         with self._numbers():
             for k, h in enumerate(self.head.unroll(*given[:2], given.judged, places, steps)):
                 at, index, p, like = given.judged, given.index, given.p, wanted
@@ -211,7 +211,7 @@ class Trainer:
                 if not len(h):
                     continue
                 x = self.head.output_norm(h)
-                loss = law_loss(x, self.head.output.weight, index[at], p[at], self._dtype)
+                loss = law_loss(x, self.head.output.weight, index[at], p[at], dtype)
                 loss = loss / len(h)
                 if k == 0:
                     firsts = float(loss.detach())
@@ -313,10 +313,6 @@ class Trainer:
                 hits[:, min(k, 1) :][at] = guess == given.best[:, min(k, 1) :][at]
                 right.append(hits)
         into.add(torch.stack(right), given.follows, given.judged)
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self._half else torch.float32
 
     def _numbers(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._half)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -22,7 +22,6 @@ from specllama.paths import replace_file
 NAME = "card.json"
 METADATA = "specllama.training"  # the key in the head's file
 Phase = Literal["write", "read", "train"]
-PHASES: tuple[Phase, ...] = ("write", "read", "train")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ class TrainingCard:
     written: int = 0
     held_out: int = 0
     trained: int = 0
-    seconds: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    seconds: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(get_args(Phase), 0.0))
     memory: int = 0
     course: list[Milestone] = field(default_factory=list)
     best: Milestone | None = None
