@@ -214,7 +214,7 @@ def begin(
             target.fingerprint,
             seed=asked["seed"],
             words=min(words, target.vocab_size),
-            start="" if start is None else start.path.name,
+            start=f"{start.path.name} ({start.text('general.name')})" if start else "",
             best=there,
             versions=package_versions(),
         )

@@ -182,7 +182,8 @@ def test_a_better_head_of_an_earlier_training_stays(
 def fitting(path: Path, **more: Any) -> Path:
     """A head of the sizes that the command gives to one for ``target``."""
     sizes: dict[str, Any] = {"heads_kv": 2, "hidden": 64, "layers": (2, 4, 5)}
-    return write_eagle3(path, **{**sizes, "draft_ids": range(100), **more})
+    named = {"general.name": "the old head"}
+    return write_eagle3(path, **{**sizes, "draft_ids": range(100), "keys": named, **more})
 
 
 def test_it_starts_from_a_head_of_another_file_and_keeps_it(
@@ -195,16 +196,16 @@ def test_it_starts_from_a_head_of_another_file_and_keeps_it(
     assert "train-draft did not make it" in capsys.readouterr().err
     assert invoke(arguments) == 0
     told = capsys.readouterr()
-    assert f"it starts from {head.name}, which stays as {kept.name}" in told.err.replace("\n", " ")
+    assert f"it starts from {head.name} (the old head), which stays as {kept.name}" in told.err
     assert kept.read_bytes() == (folder_of(target) / "start.gguf").read_bytes() == before
     assert head.read_bytes() != before
     card = json.loads(beside(head).read_text())
-    assert card["start"] == head.name
-    assert f"it started from {head.name}: right guesses: first" in told.out
+    assert card["start"] == f"{head.name} (the old head)"
+    assert f"it started from {card['start']}: right guesses: first" in told.out
     assert card["first"]["right"]
     assert invoke(arguments) == 0  # it goes on
     assert "it starts from" not in capsys.readouterr().err
-    assert read_training_card(folder_of(target) / NAME).start == head.name  # type: ignore[union-attr]
+    assert read_training_card(folder_of(target) / NAME).start == card["start"]  # type: ignore[union-attr]
     # a head of this very file is no start by itself
     shutil.rmtree(folder_of(target))
     assert invoke(arguments) == 0
@@ -229,13 +230,14 @@ def test_the_head_to_start_from_is_named_and_the_same_command_goes_on(
     assert not folder_of(target).exists()
     for again in range(2):
         assert invoke([*arguments, str(start)]) == 0
-        assert ("it starts from old.gguf\n" in capsys.readouterr().err) == (not again)
+        told = capsys.readouterr().err
+        assert ("it starts from old.gguf (the old head)\n" in told) == (not again)
     assert out.exists()
     assert invoke([*arguments, str(other)]) == 2
     assert "did not start from older.gguf" in capsys.readouterr().err
     assert invoke([*arguments, str(other), "--forget", "-y"]) == 0
     assert invoke([*arguments, str(other)]) == 0
-    assert "it starts from older.gguf\n" in capsys.readouterr().err
+    assert "it starts from older.gguf (the old head)\n" in capsys.readouterr().err
     assert start.exists()
     assert other.exists()
 
