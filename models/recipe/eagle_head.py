@@ -10,7 +10,8 @@ from torch import Tensor
 from specllama.models.recipe.model import Tiny
 from specllama.models.recipe.scale import LlamaShape
 from specllama.models.recipe.train import Packer
-from specllama.training.eagle_head import EagleHead, HeadShape
+from specllama.training.eagle_head import EagleHead
+from specllama.training.head_file import HeadShape
 
 LENGTH = 512  # of the rows of text
 

@@ -28,7 +28,7 @@ from specllama.cli.options import (
     settings_options,
     temperatures_option,
 )
-from specllama.cli.progress import Meter
+from specllama.cli.progress import Bar
 from specllama.errors import UsageError
 from specllama.settings.params import PROPOSERS
 
@@ -45,11 +45,6 @@ if TYPE_CHECKING:
 
 
 EPILOG = """\b
-Examples:
-  specllama bench run                      the bundled pair, on and off
-  specllama bench run --json > before.json     every run, with versions and hashes
-"""
-RUN_EPILOG = """\b
 Examples:
   specllama bench run                                   the bundled pair, on and off
   specllama bench run -m t.gguf -d d.gguf --slice code --temperature 0
@@ -68,7 +63,7 @@ DROPPED = {"range": 118, "p50 s": 126, "p95 s": 141, "TTFT ms": 133, "TTFT ratio
            "own time": 89}  # fmt: skip
 
 
-@click.group("bench", epilog=EPILOG)
+@click.group("bench")
 def command() -> None:
     """Measure speed with and without speculation."""
 
@@ -77,7 +72,7 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "prompts",
          "max_tokens", "repetitions", "temperatures", "urls", "as_json", "set")  # fmt: skip
 
 
-@command.command("run", cls=GroupedCommand, epilog=RUN_EPILOG, usual=USUAL)
+@command.command("run", cls=GroupedCommand, epilog=EPILOG, usual=USUAL)
 @prompts_option
 @click.option(
     "--slice",
@@ -179,8 +174,8 @@ def run(
         for arm in arms:
             stack.callback(arm.close)
         _tell_apart(arms)
-        with Meter("comparing") as bar:
-            result = Comparison.of(arms, tasks, repetitions=repetitions, progress=bar.at)
+        with Bar("comparing") as bar:
+            result = Comparison.of(arms, tasks, repetitions=repetitions, progress=bar.advanced)
         facts |= {"prompts": [p.id for p in chosen], "against": [arm.to_dict() for arm in remote]}
         result.provenance = provenance(engine.info) | facts
     _show(result, as_json)

@@ -22,6 +22,7 @@ from specllama.paths import pip_install
 from specllama.signals import Interrupted
 from specllama.text import sanitize, sanitize_line
 
+CROWDED = "other programs need the processors: times of such a minute are not this machine's"
 DEBUG_VARIABLE = "SPECLLAMA_DEBUG"
 
 

@@ -318,16 +318,16 @@ def verify(refs: tuple[str, ...], as_json: bool) -> None:
 
     Of a file whose digest is not known, the header and the lengths of its tensors are checked.
     """
-    from specllama.cli.progress import Meter
+    from specllama.cli.progress import Bar
     from specllama.models import library, receipts
 
     models = [_find(ref) for ref in refs] if refs else [m for m in library.scan() if m.owned]
     verdicts, done, total = [], dict[Path, int](), sum(model.bytes for model in models)
-    with Meter("hashing") as bar:
+    with Bar("hashing", total) as bar:
 
         def advanced(file: Path, n: int) -> None:
             done[file] = n
-            bar.at(sum(done.values()), total)
+            bar.advanced(sum(done.values()))
 
         for model in models:
             verdicts += receipts.verify(model, advanced)

@@ -184,7 +184,7 @@ def fetch(client: HubClient, item: PullItem) -> None:
     note(f"  from {item.origin}")
     for file in item.missing:
         try:
-            with Bar(file.name, file.size) as progress:
+            with Bar(file.name, file.size, transfer=True) as progress:
                 pull.fetch(item, client, progress, name=file.name)
         except (KeyboardInterrupt, Interrupted):
             kept, again = ("nothing", "begin anew") if item.package else ("what arrived", "resume")

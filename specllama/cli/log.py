@@ -43,7 +43,6 @@ Examples:
   specllama log show                     the last run, round by round
   specllama log stats 20261121-0152      a run by the start of its name
   specllama log stats --all              every run together
-  specllama log plot                     acceptance over time and by position
   specllama log rm --all                 delete every log
 
 \b
@@ -225,40 +224,6 @@ def stats(runs: tuple[str, ...], every: bool, as_json: bool) -> None:
             output.line(text)
     for record in records:
         _say_skipped(record)
-
-
-@command.command("plot")
-@run_argument
-@json_option
-def plot(run: str, as_json: bool) -> None:
-    """Draw acceptance over time and by position."""
-    record = read_run(find_run(run))
-    if not record.rounds:
-        raise StoreError(f"{record.run} has no rounds to draw")
-    width = min(output.width() - 10, 100)
-    slices = summary.by_time(record, min(width, len(record.rounds)))
-    positions = SpecStats.of(record.rounds).by_depth
-    if as_json:
-        output.json_line(
-            {
-                "run": record.run,
-                "over_time": [[(s.begin_s + s.end_s) / 2, s.stats.acceptance_rate] for s in slices],
-                "by_position": [[p.depth, p.of_rounds] for p in positions],
-            }
-        )
-        return
-    output.line(_headline(record))
-    output.line()
-    output.line("accepted drafts over time")
-    for text in charts.time_chart(slices):
-        output.line(text)
-    output.line()
-    if not positions:
-        output.line("nothing was drafted")
-        return
-    output.line("accepted by position in the draft")
-    for text in charts.position_chart(positions, max(10, min(width - 34, 40))):
-        output.line(text)
 
 
 @command.command("path")

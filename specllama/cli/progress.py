@@ -1,4 +1,4 @@
-"""Bars on stderr for transfers, hashing and quantizing; plain lines where there is no terminal."""
+"""Bars on stderr for long work; plain lines where there is no terminal."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from typing import Any
 
 from specllama.cli import diagnostics
 
-STEP = 10
-QUIET_S = 30.0  # between the lines of a meter
+QUIET_S = 30.0  # between two lines
 
 
 class Bar:
-    """One bar, also as the downloader's Progress. Without a terminal it prints a line every ten
-    percent, at most one a second."""
+    """One bar, also as the downloader's Progress. Without a terminal it prints a line every half
+    minute.
 
-    def __init__(self, label: str, total: int, *, transfer: bool = True) -> None:
+    Args:
+        transfer: what is counted are bytes.
+    """
+
+    def __init__(self, label: str, total: int = 1000, *, transfer: bool = False) -> None:
         from specllama.cli.listing import clean, console
 
         self._label = clean(label)
         self._total, self._transfer = max(total, 1), transfer
-        self._step = 0
         self._said = time.monotonic()
         self._live: Any = None
         if sys.stderr.isatty():
@@ -53,8 +55,6 @@ class Bar:
     def __enter__(self) -> Bar:
         if self._live is not None:
             self._live.start()
-        else:
-            diagnostics.say(self._label)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -62,28 +62,25 @@ class Bar:
             self._live.stop()
 
     def named(self, label: str) -> None:
-        """Show another label from now on; a terminal's only."""
+        """Show another label from now on."""
+        self._label = label
         if self._live is not None:
-            self._label = label
             self._live.update(self._task, description=self._shortened())
 
-    def advanced(self, done: int) -> None:
-        """Show that ``done`` of the total is done."""
+    def advanced(self, done: int, total: int = 0) -> None:
+        """Show that ``done`` of the total is done; of another ``total``, once that is known."""
+        self._total = total or self._total
         if self._live is not None:
-            self._live.update(self._task, completed=done)
-            return
-        step = int(100 * done / self._total) // STEP
-        if step > self._step and time.monotonic() - self._said >= 1.0:
-            diagnostics.say(f"  {step * STEP} %")
+            self._live.update(self._task, completed=done, total=self._total)
+        elif time.monotonic() >= self._said + QUIET_S:
             self._said = time.monotonic()
-        self._step = step
+            diagnostics.note(f"{self._label}: {done / self._total:.0%}")
 
     def resumed(self, done: int) -> None:
         """Start from this point: earlier bytes do not count as speed."""
         self.waiting(f"continuing at {done / self._total:.0%}")
         if self._live is not None:
             self._live.reset(self._task, completed=done, total=self._total)
-        self._step = int(100 * done / self._total) // STEP
 
     def waiting(self, text: str) -> None:
         """Show a line above the bar."""
@@ -92,7 +89,7 @@ class Bar:
         if self._live is not None:
             self._live.console.print(clean(text))
         else:
-            diagnostics.say(f"  {clean(text)}")
+            diagnostics.note(text)
 
 
 class Redrawn:
@@ -112,38 +109,3 @@ class Redrawn:
         if self._length:
             print(f"\r{' ' * self._length}\r", end="", file=sys.stderr, flush=True)
             self._length = 0
-
-
-class Meter:
-    """The progress of a measurement: a bar on a terminal, elsewhere a line every half minute."""
-
-    def __init__(self, label: str) -> None:
-        self._label = label
-        self._bar: Bar | None = None
-        self._said = time.monotonic()
-
-    def __enter__(self) -> Meter:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(*exception)
-
-    def say(self, words: str) -> None:
-        """Show a line above the bar."""
-        if self._bar is not None:
-            self._bar.waiting(words)
-        else:
-            diagnostics.note(words)
-
-    def at(self, done: int, total: int) -> None:
-        if self._bar is None and sys.stderr.isatty():
-            self._bar = Bar(self._label, total, transfer=False).__enter__()
-        if self._bar is not None:
-            self._bar.advanced(done)
-        elif time.monotonic() >= self._said + QUIET_S:
-            self._said = time.monotonic()
-            diagnostics.note(f"{self._label}: {done / total:.0%}")
-
-    def share(self, done: float) -> None:
-        self.at(int(done * 1000), 1000)

@@ -27,7 +27,7 @@ from specllama.cli.options import (
     temperatures_option,
     which_server,
 )
-from specllama.cli.progress import Meter
+from specllama.cli.progress import Bar
 from specllama.errors import UsageError
 from specllama.rates import share
 from specllama.settings.method_list import names
@@ -300,11 +300,11 @@ class Proof:
         self.cases: list[Case] = []
         self.probes: list[RowProbe] = []
         self.finished = False
-        self._total, self._meter = total, Meter("comparing")
+        self._bar = Bar("comparing", total)
 
     def leave_out(self, name: str, reason: str) -> None:
         self.skipped[name] = reason
-        self._meter.say(f"skipped {name}: {reason}")
+        self._bar.waiting(f"skipped {name}: {reason}")
 
     def run(
         self, cases: Iterable[Case], prompts: Sequence[BenchPrompt], skip: int, end: int
@@ -314,14 +314,14 @@ class Proof:
         from specllama.bench.rounding import probe_stated_rows
 
         try:
-            with self._meter:
+            with self._bar:
                 for case in cases:
                     self.cases.append(case)
                     if self.as_json:
                         output.json_line(case.to_dict())
                     for line in () if self.as_json else differences(case):
-                        self._meter.say(sanitize_line(line))
-                    self._meter.at(len(self.cases), self._total)
+                        self._bar.waiting(sanitize_line(line))
+                    self._bar.advanced(len(self.cases))
                 self.probes = probe_stated_rows(self.engine, prompts)
                 self.finished = True
         finally:

@@ -15,7 +15,7 @@ import click
 from specllama.cli import diagnostics, output
 from specllama.cli.listing import Column, context, json_option, listing, number
 from specllama.cli.options import URL, key_option, server_address
-from specllama.errors import UsageError
+from specllama.errors import SpecllamaError, UsageError
 from specllama.remote.address import Address, checked, url_of
 from specllama.remote.board import LEGEND
 from specllama.settings.duration import told
@@ -65,8 +65,20 @@ def _idle(model: Mapping[str, Any]) -> str:
 @key_option
 @json_option
 def command(url: str, api_key_file: Path | None, as_json: bool) -> None:
-    """List the models that a running server has loaded."""
-    models = loaded(server_address(url, key_file=api_key_file))
+    """List the models that a running server has loaded, and what `train-draft` does now."""
+    from specllama.training.training_folder import running
+
+    trainings = running()
+    for one in trainings:
+        diagnostics.note(
+            f"train-draft {one.target}: {one.doing}; {one.spent_s / 60:.0f} min so far"
+        )
+    try:
+        models = loaded(server_address(url, key_file=api_key_file))
+    except SpecllamaError:
+        if trainings and not as_json:
+            return
+        raise
     columns = [
         Column("model", "name"),
         Column("draft", lambda one: one.get("draft_model") or ""),

@@ -97,8 +97,8 @@ def command(
         return
     job = quantization.prepare(file, destination, **asked)
     note(f"{file.name}: {size(job.header.file_bytes)} → about {size(job.expected)}")
-    with Bar(destination.name, job.header.n_tensors, transfer=False) as bar:
-        header = quantization.run(job, lambda done, of: bar.advanced(done))
+    with Bar(destination.name, job.header.n_tensors) as bar:
+        header = quantization.run(job, bar.advanced)
     if as_json:
         output.json_line({**header.to_dict(), "source": source})
     note(f"{destination}: {size(header.file_bytes)}, {header.quantization}")

@@ -78,14 +78,8 @@ GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
 @grouped("--on-demand", is_flag=True, group="Model",
          help="Also serve the other models on this machine. A request that names one loads "
          "it.")  # fmt: skip
-@grouped(
-    "--models-max",
-    type=click.IntRange(0),
-    default=0,
-    metavar="N",
-    group="Model",
-    help="Most models loaded at once; 0: as many as fit.  [default: 0]",
-)
+@grouped("--models-max", type=click.IntRange(0), default=0, metavar="N", group="Model",
+         help="Most models loaded at once; 0: as many as fit.  [default: 0]")  # fmt: skip
 @grouped("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, group="Server",
          help="Address to listen on. Any address but loopback needs a key.")  # fmt: skip
 @grouped("--port", type=click.IntRange(0, 65535), default=8484, show_default=True, group="Server",

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
-import time
-from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from specllama import signals
+from specllama import paths, signals
 from specllama.cli import completion, diagnostics, output
 from specllama.cli.options import SEED, resolve
-from specllama.cli.progress import QUIET_S, Bar
+from specllama.cli.progress import Bar
 from specllama.errors import SpecllamaError
 from specllama.models.companions import own_heads, own_place
 from specllama.text import size
@@ -33,76 +33,55 @@ Examples:
   specllama train-draft model.gguf                   an hour; the head lies beside the file
   specllama train-draft model.gguf --minutes 20      go on for 20 minutes more
   specllama train-draft model.gguf --texts ~/notes --texts ~/src
+  specllama train-draft tuned.gguf --start-from eagle3-model.gguf
   specllama run -m model.gguf "Hello"                finds the head by its name
 
 \b
 Ctrl-C keeps everything, and the same command goes on; so it does after a crash. Texts, features and
-weights lie in one folder (--folder) and stay on this machine; --fresh deletes them.
+weights lie in one folder (--folder) and stay on this machine; --forget deletes them.
 """
 
 _TIMED = 3  # prompts that the head is timed on
 _FOR_TRAINING = 0.97  # of the time; the rest is for looking at the head
-_DOING = {"write": "writing", "read": "reading", "train": "training"}
 
 
 @click.command("train-draft", epilog=EPILOG)
 @click.argument("target", shell_complete=completion.models)
 @click.argument("out", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--kind",
-    type=click.Choice(["eagle3"]),
-    default="eagle3",
-    show_default=True,
-    help="Kind of the head.",
-)
-@click.option(
-    "--minutes",
-    type=click.FloatRange(0.1),
-    default=60,
-    show_default=True,
-    metavar="N",
-    help="Time for writing, reading and training; it ends earlier if nothing is gained any more.",
-)
-@click.option(
-    "--texts",
-    multiple=True,
-    metavar="FILE|FOLDER",
-    help="Texts to make prompts of, beside those that ship; repeatable.",
-)
-@click.option(
-    "--from-chats",
-    is_flag=True,
-    help="Also take the questions of your stored conversations as prompts.",
-)
-@click.option(
-    "--words",
-    type=click.IntRange(256),
-    metavar="N",
-    help="Tokens that the head can guess. Unset: a sixth of the target's.",
-)
+@click.option("--kind", type=click.Choice(["eagle3"]), default="eagle3", show_default=True,
+              help="Kind of the head.")  # fmt: skip
+@click.option("--minutes", type=click.FloatRange(0.1), default=60, show_default=True, metavar="N",
+              help="Time for writing, reading and training; it ends earlier if nothing is gained "
+              "any more.")  # fmt: skip
+@click.option("--texts", multiple=True, metavar="FILE|FOLDER",
+              help="Texts to make prompts of, beside those that ship; repeatable.")  # fmt: skip
+@click.option("--from-chats", is_flag=True,
+              help="Also take the questions of your stored conversations as prompts.")  # fmt: skip
+@click.option("--words", type=click.IntRange(256), metavar="N",
+              help="Tokens that the head can guess. Unset: a sixth of the target's.")  # fmt: skip
+@click.option("--start-from", metavar="HEAD", shell_complete=completion.models,
+              help="An EAGLE-3 head of the same sizes to start from, or none. Unset: one that is "
+              "named after TARGET and was trained for another file, if there is one.")  # fmt: skip
 @click.option("--seed", type=SEED, default=1, show_default=True, help="Seed of all that is drawn.")
-@click.option(
-    "--folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of texts, features and weights. Unset: one in the cache for each target.",
-)
-@click.option(
-    "--disk",
-    type=click.FloatRange(0.1),
-    default=2,
-    show_default=True,
-    metavar="GB",
-    help="Most gigabytes in that folder.",
-)
+@click.option("--folder", type=click.Path(path_type=Path, file_okay=False),
+              help="Folder of texts, features and weights. Unset: one in the cache for each "
+              "target.")  # fmt: skip
+@click.option("--disk", type=click.FloatRange(0.1), default=2, show_default=True, metavar="GB",
+              help="Most gigabytes in that folder.")  # fmt: skip
 @click.option("-t", "--threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads.")
-@click.option("--fresh", is_flag=True, help="Delete what earlier runs left in the folder, first.")
-@click.option("-y", "--yes", is_flag=True, help="Begin without asking.")
+@click.option("--while-idle", is_flag=True,
+              help="Work only while other programs need little and the machine is on mains; wait "
+              "meanwhile.")  # fmt: skip
+@click.option("--forget", is_flag=True,
+              help="Delete all that was learned of TARGET, its replies and the head as well, "
+              "and end.")  # fmt: skip
+@click.option("-y", "--yes", is_flag=True, help="Begin, or delete, without asking.")
 def command(
     target: str,
     out: Path | None,
     kind: str,
     folder: Path | None,
-    fresh: bool,
+    forget: bool,
     yes: bool,
     threads: int | None,
     **asked: Any,
@@ -113,39 +92,68 @@ def command(
     of TARGET changes: the head only guesses, TARGET decides. Unless OUT is given, the head lies
     beside TARGET, where `run`, `chat` and `pair` find it.
     """
-    diagnostics.require_extra("train", "torch")
     from specllama.models import refs
     from specllama.models.gguf import read_header
-    from specllama.training import training_card, training_folder
+    from specllama.training import training_folder
 
     header = read_header(refs.resolve(target))
-    training_folder.require_trainable(header)
     out = out or own_place(header, kind)
-    there = training_folder.head_there(out, header)
     folder = folder or training_folder.usual(header)
+    if forget:
+        _forget(header, folder, out, yes)
+        return
+    diagnostics.require_extra("train", "torch")
+    training_folder.require_trainable(header)
+    start = training_folder.choose_start(asked["start_from"], header, folder)
+    there = training_folder.head_there(out, header, start)
     options = resolve({"threads": threads}).engine_options()
-    if fresh and not yes and (folder / training_card.NAME).exists():
-        diagnostics.confirm(f"delete what was learned in {folder}?", default=False)
+    again = shlex.join(["specllama", *sys.argv[1:]])
     with training_folder.held(folder):
-        card = training_folder.begin(folder, header, asked, there, fresh=fresh)
+        card = training_folder.begin(folder, header, asked, there, start)
+        if card.start and not card.spent_s:
+            _keep_start(out, card)
         run = _Run(header, folder, out, card, asked, yes or not output.all_terminals())
         try:
             why, code = run.train(options)
         except BaseException:
             if card.spent_s:
-                diagnostics.note(f"what was learned is kept in {folder}; to go on: {_again()}")
+                diagnostics.note(f"what was learned is kept in {folder}; to go on: {again}")
             raise
-        _tell(run, target, why)
+        _tell(run, target, why, again)
     if code:
         raise signals.Interrupted(code)
     if card.best is None:
         raise SpecllamaError("no head was made: the time was too short", "give more --minutes")
 
 
-def _again() -> str:
-    """Return the command that goes on."""
-    words = [word for word in sys.argv[1:] if word != "--fresh"]
-    return shlex.join(["specllama", *words])
+def _forget(target: GgufHeader, folder: Path, out: Path, yes: bool) -> None:
+    """Delete what was learned of a target, after asking; a head that stood there comes back."""
+    from specllama.training import training_folder
+
+    with training_folder.held(folder):
+        gone = training_folder.learned(folder, out, target)
+        freed = size(sum(one.stat().st_size for one in gone))
+        what = f"{freed}: texts, features and weights in {folder}"
+        what += f", and {out}" if out in gone else ""
+        if gone and not yes:
+            diagnostics.confirm(f"delete {what}?", default=False)
+        for one in gone:
+            one.unlink()
+        if out in gone and (kept := out.with_suffix(".before.gguf")).exists():
+            kept.replace(out)
+            what += f"; {kept.name} is {out.name} again"
+        if [one.name for one in folder.iterdir()] == [training_folder.LOCK]:
+            shutil.rmtree(folder)
+    diagnostics.note(f"deleted {what}" if gone else f"nothing was learned of {target.path.name}")
+
+
+def _keep_start(out: Path, card: TrainingCard) -> None:
+    """Show what a training starts from; keep it if the new head takes its place."""
+    stays = ""
+    if card.best is None and out.exists():
+        paths.replace_file(kept := out.with_suffix(".before.gguf"), out.read_bytes())
+        stays = f", which stays as {kept.name}"
+    diagnostics.note(f"it starts from {card.start}{stays}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,21 +172,26 @@ class _Run:
         from specllama.training import training_folder
         from specllama.training.course import Course
         from specllama.training.phases import open_work
+        from specllama.training.spare_time import SpareTime
 
-        stop, shown, asked = Event(), _Shown(), self.asked
+        stop, asked = Event(), self.asked
         disk = training_folder.room(self.folder, int(asked["disk"] * 1e9))
         work, without = open_work(self.target, self.folder, self.card, disk, options.threads, asked)
         if without:
             diagnostics.note(f"not read: {without}")
         seconds, stopped = 60 * asked["minutes"] * _FOR_TRAINING, stop.is_set
-        course = Course(work, self.folder, self.card, self.out, seconds, stopped, shown.tell)
-        with signals.stop_on_signals(stop) as measuring, closing(shown):
+        bar = Bar("training", int(seconds))
+        tell = partial(_show, bar)
+        course = Course(work, self.folder, self.card, self.out, seconds, stopped, tell)
+        if asked["while_idle"]:
+            course.rest = SpareTime()
+        with signals.stop_on_signals(stop) as measuring, bar:
             course.measure()
         if not measuring:
             self._agree(course, disk)
-        with signals.stop_on_signals(stop) as training, closing(shown):
-            why = course.run()
-            shown.close()
+        with signals.stop_on_signals(stop) as training:
+            with bar:
+                why = course.run()
             self._look(work, course, options)
         return why, (*measuring, *training, 0)[0]
 
@@ -191,10 +204,7 @@ class _Run:
             return
         diagnostics.note("loading the head, to see what its steps cost here")
         if crowded():
-            diagnostics.warn(
-                "other programs need the processors: what the head brings is told from times that "
-                "are not those of this machine"
-            )
+            diagnostics.warn(diagnostics.CROWDED)
         prompts = [one.prompt for one in work.held_out(_TIMED)]
         found = payback(self.target.path, self.out, prompts, best.survival, options)
         self.card.pays = "" if found is None else found.words
@@ -206,55 +216,32 @@ class _Run:
         Raises:
             click.Abort: the answer is no.
         """
-        expected = course.outlook(disk)
-        often = f", each learned from about {expected.visits:.0f} times" if expected.visits else ""
+        write_s, written, disk = course.outlook(disk)
         diagnostics.note(
             f"{self.target.path.name}: about {course.seconds / 60:.0f} min, of which "
-            f"{expected.write_s / 60:.0f} for writing ({expected.written:,} tokens of replies"
-            f"{often}); {size(expected.disk)} of disk in {self.folder}, "
-            f"{size(self.card.memory)} of memory"
+            f"{write_s / 60:.0f} for writing ({written:,} tokens of replies); "
+            f"{size(disk)} of disk in {self.folder}, {size(self.card.memory)} of memory"
         )
         if not self.sure:
             diagnostics.confirm("go on?")
 
 
-class _Shown:
-    """The progress: a bar on a terminal, else a line at each phase and for new figures."""
-
-    def __init__(self) -> None:
-        self._bar: Bar | None = None
-        self._quiet_s = 0.0  # until then there are no more lines of figures
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.__exit__()
-            self._bar = None
-
-    def tell(self, news: News, course: Course) -> None:
-        """Show what is new in a training."""
-        words, latest, now = _DOING[course.phase or "train"], course.card.latest, time.monotonic()
-        if sys.stderr.isatty():
-            self._draw(words, news, course)
-        elif news == "began" or (news == "figures" and now >= self._quiet_s):
-            if news == "figures" and latest is not None:
-                self._quiet_s, words = now + QUIET_S, latest.learned
-            left = f"; {course.left_s / 60:.0f} min left" if course.left_s >= 60 else ""
-            diagnostics.note(words + left)
-
-    def _draw(self, phase: str, news: News, course: Course) -> None:
-        bar = self._bar
-        if bar is None:
-            bar = self._bar = Bar(phase, int(course.seconds), transfer=False).__enter__()
-        if news == "figures" and course.card.latest is not None:
-            bar.waiting(course.card.latest.learned)
-        if (best := course.card.best) is not None:
-            shares = "/".join(f"{100 * one:.0f}" for one in best.right)
-            phase = f"{phase} {shares} % {best.per_pass:.2f}"
-        bar.named(phase)
-        bar.advanced(int(course.done_s))
+def _show(bar: Bar, news: News, course: Course) -> None:
+    """Show what is new in a training."""
+    card, left_s = course.card, course.left_s
+    doing = card.doing
+    if news == "figures" and card.latest is not None:
+        bar.waiting(card.latest.learned)
+    elif news == "began" and not sys.stderr.isatty():
+        bar.waiting(doing + (f"; {left_s / 60:.0f} min left" if left_s >= 60 else ""))
+    if card.best is not None:
+        shares = "/".join(f"{100 * one:.0f}" for one in card.best.right)
+        doing = f"{doing}, {shares} % {card.best.per_pass:.2f}"
+    bar.named(doing)
+    bar.advanced(int(course.done_s))
 
 
-def _tell(run: _Run, target: str, why: Why) -> None:
+def _tell(run: _Run, target: str, why: Why, again: str) -> None:
     """Show the result."""
     card, minutes = run.card, run.card.spent_s / 60
     ends = {
@@ -262,10 +249,12 @@ def _tell(run: _Run, target: str, why: Why) -> None:
         "gain": "it ends, since the last cycle gained nothing more",
         "stopped": "stopped",
     }
-    diagnostics.note(f"{ends[why]}; to go on: {_again()}")
+    diagnostics.note(f"{ends[why]}; to go on: {again}")
     if card.best is None:
         return
     output.line(f"{run.out}: {size(run.out.stat().st_size)}, after {minutes:.0f} min in all")
+    if card.first is not None:
+        output.line(f"it started from {card.start}: {card.first.words}")
     output.line(f"in replies that it did not learn from: {card.best.words}")
     output.line(card.pays or "too little was drafted to tell if it pays on this machine")
     head = "" if run.out in own_heads(run.target) else f" --head {run.out}"

@@ -21,7 +21,7 @@ from specllama.cli.options import (
     settings_options,
     temperatures_option,
 )
-from specllama.cli.progress import Meter
+from specllama.cli.progress import Bar
 from specllama.errors import Cancelled
 from specllama.settings.params import GenerateParams
 from specllama.signals import Interrupted
@@ -103,12 +103,9 @@ def command(
         )
     say_settings(settings)
     if crowd := crowded():
-        diagnostics.warn(
-            "other programs need the processors: times of such a minute are not those of this "
-            "machine; tune again later"
-        )
+        diagnostics.warn(f"{diagnostics.CROWDED}; tune again later")
     opened = loading.open_engine(settings, quiet=as_json, measured=True)
-    with opened as engine, Meter("measuring") as meter, _kept(engine, save):
+    with opened as engine, Bar("measuring") as bar, _kept(engine, save):
         profile = engine.windows.profile
         if profile.trouble:
             diagnostics.warn(profile.trouble)
@@ -124,8 +121,8 @@ def command(
             max_tokens=max_tokens,
             repetitions=5 if quick else 9,
             checks=1 if quick else repetitions,
-            progress=meter.share,
-            say=lambda words: None if as_json else meter.say(words),
+            progress=lambda share: bar.advanced(int(1000 * share)),
+            say=lambda words: None if as_json else bar.waiting(words),
         )
         info = engine.info
         facts = provenance(info, hashes=not quick)

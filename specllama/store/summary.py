@@ -1,43 +1,13 @@
-"""Summaries of a round log: its runs, over time, and flat rows."""
+"""Summaries of a round log: its runs, and flat rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Any
 
-from specllama.events import RoundDone
 from specllama.figures import Figures, SpecStats
-from specllama.rates import share
 from specllama.store.rounds import RunRecord
 from specllama.verdict import judge, passes_of
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """Rounds that ended in [begin_s, end_s)."""
-
-    begin_s: float
-    end_s: float
-    stats: SpecStats = field(default_factory=SpecStats)
-
-    @property
-    def tok_per_s(self) -> float | None:
-        written = self.stats.emitted if self.stats.rounds else None
-        return share(written, max(self.end_s - self.begin_s, 0.0))
-
-
-def _ends(record: RunRecord) -> Iterator[tuple[RoundDone, float]]:
-    """Yield every round with its end in seconds, on one time axis: the requests of a run one after
-    another, without the time between turns."""
-    offset = 0.0
-    for turn in record.turns:
-        before = offset
-        for done in turn.rounds:
-            # A clock that jumps, or a damaged line, must not make time run backwards.
-            before = max(before, offset + done.t_s)
-            yield done, before
-        offset = before
 
 
 def replies_of(records: Iterable[RunRecord]) -> list[Figures]:
@@ -49,21 +19,6 @@ def replies_of(records: Iterable[RunRecord]) -> list[Figures]:
 def generated(records: Iterable[RunRecord]) -> Figures:
     """Sum the figures of the replies that wrote more than one token."""
     return Figures.together([one for one in replies_of(records) if one.tok_per_s])
-
-
-def by_time(record: RunRecord, n: int) -> list[Slice]:
-    """Cut the run into at most ``n`` slices of equal length; those without a round hold zeros."""
-    rounds = list(_ends(record))
-    if not rounds or n < 1:
-        return []
-    first, began = rounds[0]
-    begin, end = max(0.0, began - first.took_ms / 1000), rounds[-1][1]
-    if (length := (end - begin) / n) <= 0:
-        return [Slice(begin, end, SpecStats.of(record.rounds))]
-    slices = [Slice(begin + i * length, begin + (i + 1) * length) for i in range(n)]
-    for done, at in rounds:
-        slices[min(int((at - begin) / length), n - 1)].stats.observe(done)
-    return slices
 
 
 def stats_dict(stats: SpecStats) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Corpus:
                 self._end = self._index(file)
                 file.truncate(self._end)
         except OSError as error:
-            raise _refused(self.path, error) from None
+            raise refused("replies", self.path, error) from None
 
     def _index(self, file: BinaryIO) -> int:
         """Take in the lines of the file; return the end of the last whole one."""
@@ -116,7 +116,7 @@ class Corpus:
                     file.truncate(self._end)
                     raise OSError("no room for a whole line")
         except OSError as error:
-            raise _refused(self.path, error) from None
+            raise refused("replies", self.path, error) from None
         self._take(sample, self._end, len(line))
         self._end += len(line)
 
@@ -135,11 +135,13 @@ class Corpus:
                         file.seek(line.at)
                         yield msgspec.json.decode(file.read(line.size), type=Sample)
         except (OSError, msgspec.MsgspecError) as error:
-            raise _refused(self.path, error) from None
+            raise refused("replies", self.path, error) from None
 
 
-def _refused(path: Path, error: Exception) -> StoreError:
+def refused(what: str, place: Path, error: Exception) -> StoreError:
+    """Return the error for ``what`` could not be kept."""
     why = getattr(error, "strerror", None) or error
     return StoreError(
-        f"cannot keep replies in {path}: {why}", "free some room, or give another --folder"
+        f"cannot keep {what} in {place}: {why}",
+        "free some room, give another --folder, or a smaller --disk",
     )

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from specllama.rates import share
 from specllama.training.training_card import (
@@ -35,20 +35,12 @@ _OFTEN = 4.0  # readings of each text in a cycle, above which more text helps mo
 SAVE_S = 20.0  # after which the card is written again
 TRY_S, PATIENCE_S = 12.0, 240.0  # of a phase whose pace is measured; until something comes of it
 _SHORT_S = 5.0  # a rest that is not worth a cycle
+WAIT_S = 0.5  # between two looks whether to go on
+DOING: dict[Phase, str] = {"write": "writing", "read": "reading", "train": "training"}
 _READ_BY = 0.6  # of a cycle: what was not read again by then is read in the next one
 
 News = Literal["moved", "began", "figures"]
 Why = Literal["time", "gain", "stopped"]
-
-
-class Outlook(NamedTuple):
-    """A forecast of a training: seconds of writing, tokens of replies that there will be, how often
-    each is trained on, and bytes on disk."""
-
-    write_s: float
-    written: int
-    visits: float
-    disk: int
 
 
 class Course:
@@ -56,6 +48,7 @@ class Course:
 
     Attributes:
         card: what is known so far. phase: that goes on, "" in between.
+        rest: returns why to wait now; "" to go on.
         seconds: that it may take. done_s: of them, those that passed.
 
     Args:
@@ -76,6 +69,7 @@ class Course:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.card, self.seconds = card, seconds
+        self.rest: Callable[[], str] = str
         self.phase: Phase | None = None
         self._work, self._folder, self._out = work, folder, out
         self._stopped, self._tell, self._clock = stopped, tell, clock
@@ -95,13 +89,13 @@ class Course:
         tokens = self.card.written if phase == "write" else self.card.trained
         return share(tokens, self.card.seconds[phase]) or 0.0
 
-    def outlook(self, disk: int) -> Outlook:
-        """Return what the whole is expected to give and take, with ``disk`` bytes at most."""
+    def outlook(self, disk: int) -> tuple[float, int, int]:
+        """Return the expected seconds of writing, tokens of replies that there will be, and bytes
+        on disk, ``disk`` at most."""
         found, write_s = self._work.amounts(), self.seconds / 3
         written = found.written + int(write_s * self.pace("write"))
-        visits = (self.seconds - write_s) * self.pace("train") / max(written, 1)
         bytes_a_token = found.disk / max(found.read, 1)
-        return Outlook(write_s, written, visits, min(int(written * bytes_a_token), disk))
+        return write_s, written, min(int(written * bytes_a_token), disk)
 
     def keep(self) -> None:
         """Write the card into its folder and next to the head."""
@@ -140,13 +134,14 @@ class Course:
         """Run a phase for some seconds, or for ``patience_s`` until something comes of it."""
         if seconds <= 0 or self._stopped():
             return
-        self.phase, start = phase, self.card.spent_s
+        self.phase, self.card.doing, start = phase, DOING[phase], self.card.spent_s
         self._moved = self._clock()
         self._tell("began", self)
         before = self._done(phase)
 
         def over() -> bool:
             self._pass_time()
+            self._wait()
             took = self.card.spent_s - start
             if took < seconds or self._stopped():
                 return self._stopped()
@@ -179,12 +174,29 @@ class Course:
         if now - self._saved >= SAVE_S:
             self._save()
 
+    def _wait(self) -> None:
+        """Wait while there is a reason to; that time does not count."""
+        assert self.phase is not None
+        while not self._stopped():
+            why = self.rest()
+            doing = f"paused: {why}" if why else DOING[self.phase]
+            if doing != self.card.doing:
+                self.card.doing = doing
+                self._save()
+                self._tell("began", self)
+            if not why:
+                break
+            time.sleep(WAIT_S)
+        self._moved = self._clock()
+
     def _report(self, found: Milestone) -> None:
         card, latest = self.card, self.card.latest
         card.trained = found.tokens
         if not found.right or (latest is not None and latest.right == found.right):
             return  # nothing was measured since
         card.latest = found = replace(found, minutes=card.spent_s / 60)
+        if card.start and not found.step:
+            card.first = found
         if card.best is None or found.per_pass > card.best.per_pass:
             self._pass_time()
             card.best, card.own = found, True

@@ -13,7 +13,6 @@ each step on the diagonal up to the place itself.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -21,26 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specllama.training.head_file import HeadShape
+
 CHUNK = 256  # rows of logits that are held at once: they stay in the processor's cache
-
-
-@dataclass(frozen=True, slots=True)
-class HeadShape:
-    """Sizes of a head: as many heads of keys as of queries, since only they bring the token in.
-
-    Attributes:
-        rows: of an output matrix of its own; 0 where the target's is borrowed.
-        fused: the width of the target's states side by side.
-    """
-
-    width: int
-    heads: int
-    head_size: int
-    hidden: int
-    fused: int
-    rows: int = 0
-    eps: float = 1e-5
-    rope_base: float = 10_000.0
 
 
 class EagleHead(nn.Module):  # type: ignore[misc]
@@ -87,6 +69,13 @@ class EagleHead(nn.Module):  # type: ignore[misc]
         """Return what queries, keys and values read; ``token`` is normed already."""
         return torch.cat((token, self.attn_norm_2(state)), -1)
 
+    def attend(self, z: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return keys, values, and what attention brings at each place, if all states are known."""
+        q, k = (rotate(self.split(m(z)), cos, sin) for m in (self.attn_q, self.attn_k))
+        v = self.split(self.attn_v(z))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return k, v, out.transpose(1, 2).flatten(-2)
+
     def finish(self, state: Tensor, brought: Tensor) -> Tensor:
         """Return the layer's output: the residual stream after attention and feed-forward net."""
         h = state + self.attn_output(brought)
@@ -112,10 +101,7 @@ class EagleHead(nn.Module):  # type: ignore[misc]
         )
         token = self.attn_norm(embedded)
         state = self.fc(features * self.get_buffer("scale")).to(token.dtype)
-        z = self.pair(token, state)
-        q, k = (rotate(self.split(m(z)), cos, sin) for m in (self.attn_q, self.attn_k))
-        v = self.split(self.attn_v(z))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2)
+        k, v, out = self.attend(self.pair(token, state), cos, sin)
         h = self.finish(state[asked], out[asked])
         whole = torch.zeros(*asked.shape, s.width, dtype=h.dtype, device=h.device)
         whole = whole.index_put((asked,), h)

@@ -79,36 +79,30 @@ def layers_read(header: GgufHeader) -> tuple[int, int, int]:
     return 2, n // 2, n - 3
 
 
-class LawReader:
-    """A reader of rows of logits as the likeliest tokens and their probabilities."""
-
-    def __init__(self) -> None:
-        self._peaks: Peaks | None = None
-
-    def read(self, rows: Rows) -> tuple[IntArray, HalfArray]:
-        """Return ids and probabilities [n, TOP] of ``rows`` [n, n_vocab], the likeliest first."""
-        n, most = len(rows), min(TOP, rows.shape[1])
-        ids, chances = np.zeros((n, TOP), np.int32), np.zeros((n, TOP), np.float16)
-        weights = np.empty(rows.shape[1], np.float32)
-        for i, row in enumerate(rows):
-            peaks = self._peaks = Peaks(row) if self._peaks is None else self._peaks.read(row)
-            ids[i, :most] = best = peaks.best(most)
-            np.exp(np.subtract(row, np.float32(peaks.top), out=weights), out=weights)
-            chances[i, :most] = weights[best] / weights.sum()
-        return ids, chances
+def read_laws(rows: Rows) -> tuple[IntArray, HalfArray]:
+    """Return ids and probabilities [n, TOP] of ``rows`` [n, n_vocab], the likeliest first."""
+    n, most = len(rows), min(TOP, rows.shape[1])
+    ids, chances = np.zeros((n, TOP), np.int32), np.zeros((n, TOP), np.float16)
+    weights = np.empty(rows.shape[1], np.float32)
+    for i, row in enumerate(rows):
+        peaks = Peaks(row)
+        ids[i, :most] = best = peaks.best(most)
+        np.exp(np.subtract(row, np.float32(peaks.top), out=weights), out=weights)
+        chances[i, :most] = weights[best] / weights.sum()
+    return ids, chances
 
 
 class Gathering:
     """The features of one lane's text as its passes come, from token ``first`` on."""
 
-    def __init__(self, lane: Lane, laws: LawReader, first: int) -> None:
-        self._lane, self._laws, self._first = lane, laws, first
+    def __init__(self, lane: Lane, first: int) -> None:
+        self._lane, self._first = lane, first
         self._ids: list[IntArray] = []
         self._chances: list[HalfArray] = []
 
     def take(self, rows: Rows) -> None:
         """Take the rows of the tokens that the lane has just read."""
-        ids, chances = self._laws.read(rows)
+        ids, chances = read_laws(rows)
         self._ids.append(ids)
         self._chances.append(chances)
 
@@ -150,7 +144,6 @@ class Teacher:
         self.lanes = min(lanes, self.pool.lanes)
         self.prompting = Prompting(self.vocab, opened.template, opened.bos, opened.eos)
         self.chains = SamplerChains(self.vocab)
-        self.laws = LawReader()
 
     @classmethod
     def open(
@@ -237,7 +230,7 @@ def read_again(
             if len(text) > lane.n_ctx:
                 continue
             first = teacher.read_head(lane, sample.prompt)
-            gathering = Gathering(lane, teacher.laws, first)
+            gathering = Gathering(lane, first)
             # as long as each other: none is very short
             passes = -(-(len(text) - first) // min(rows or teacher.rows, teacher.rows))
             for part in np.array_split(np.array(text[first:], np.int32), passes):

@@ -1,10 +1,10 @@
-"""A trained EAGLE-3 head as a file of llama.cpp's own `eagle3` format."""
+"""A trained EAGLE-3 head as a file of llama.cpp's own `eagle3` format, and its sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,12 +13,79 @@ from specllama.models.conversion import write_checked
 from specllama.models.eagle3_file import ARCHITECTURE, check
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_writer import Tensor, Value, stored
-
-if TYPE_CHECKING:
-    from specllama.training.eagle_head import HeadShape
+from specllama.models.tensors import read_tensor
 
 _OUTSIDE = ("fc", "output")  # of the layer
 MOSTLY_Q8_0 = 7
+_OWN = ("the target's", "its own")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Sizes of a head: as many heads of keys as of queries, since only they bring the token in.
+
+    Attributes:
+        rows: of an output matrix of its own; 0 where the target's is borrowed.
+        fused: the width of the target's states side by side.
+    """
+
+    width: int
+    heads: int
+    head_size: int
+    hidden: int
+    fused: int
+    rows: int = 0
+    eps: float = 1e-5
+    rope_base: float = 10_000.0
+
+
+def head_shape(header: GgufHeader, rows: int, layers: int) -> HeadShape:
+    """Choose the sizes of a light head: its heads fill the width, its net is below the target's."""
+    width, size = header.embedding_length, min(header.key_length, 128)
+    hidden = min(header.feed_forward_length or 2 * width, 2 * width, 64 * max(1, round(width / 44)))
+    return HeadShape(
+        width=width,
+        heads=max(1, width // size),
+        head_size=size,
+        hidden=hidden,
+        fused=layers * width,
+        rows=rows,
+        eps=header.number(header.own("attention.layer_norm_rms_epsilon")) or 1e-5,
+        rope_base=header.number(header.own("rope.freq_base")) or 10_000.0,
+    )
+
+
+def other_sizes(head: GgufHeader, target: GgufHeader, layers: Sequence[int]) -> str:
+    """Describe how a head's sizes differ from those of one that is made here; "" if they do not.
+
+    Raises:
+        PairIncompatible, BadGguf, UnsupportedModel: it cannot draft for the target at all.
+    """
+    facts, s = check(head, target), head_shape(target, 0, len(layers))
+    norms = [n for n in ("norm_before_residual", "norm_before_fc") if head.flag(head.own(n))]
+    pairs = {
+        "width": (head.embedding_length, s.width),
+        "hidden": (head.feed_forward_length, s.hidden),
+        "heads": (head.head_count, s.heads),
+        "heads of keys": (head.head_count_kv, s.heads),
+        "size of a head": (head.key_length, s.head_size),
+        "base of positions": (head.number(head.own("rope.freq_base")) or 1e4, s.rope_base),
+        "layers read": (facts.layers, tuple(layers)),
+        "embeddings": (_OWN[facts.own_embedding], _OWN[False]),
+        "output": (_OWN[facts.own_output], _OWN[True]),
+        "norms beside the layer's": (", ".join(norms) or "none", "none"),
+    }
+    return "; ".join(f"{name} {a} instead of {b}" for name, (a, b) in pairs.items() if a != b)
+
+
+def read_weights(head: GgufHeader) -> dict[str, Rows]:
+    """Read the weights of a head's file as ``write_head`` takes them.
+
+    Raises:
+        BadGguf, UnsupportedModel: see ``read_tensor``.
+    """
+    names = (name for name in head.by_name if name != "d2t")
+    return {name.removeprefix("blk.0."): read_tensor(head, name) for name in names}
 
 
 def write_head(

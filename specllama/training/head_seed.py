@@ -18,10 +18,9 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from specllama.training.eagle_head import EagleHead, rope_tables, rotate
+from specllama.training.eagle_head import EagleHead, rope_tables
 
 SELF_SCORE = 16.0  # attention logit of a place for itself
 COPY_SCORE = 15.0  # and for a place that followed the same token
@@ -101,14 +100,6 @@ def seed_head(
     head.attn_v.weight[: 2 * half * size].zero_()
     head.attn_v.weight[: 2 * half * size, :wide] = spoken.repeat(2, 1)
 
-    brought = attended(head, token, read)
-    head.attn_output.weight.copy_(ridge(brought[judged], (ahead - state)[judged]))
-
-
-def attended(head: EagleHead, token: Tensor, read: Tensor) -> Tensor:
-    """Return what attention brings at each place, if all states are known."""
     z = torch.cat((token, read), -1)
-    cos, sin = (t.to(z) for t in rope_tables(head.s.head_size, head.s.rope_base, z.shape[1]))
-    q, k = (rotate(head.split(m(z)), cos, sin) for m in (head.attn_q, head.attn_k))
-    out = F.scaled_dot_product_attention(q, k, head.split(head.attn_v(z)), is_causal=True)
-    return out.transpose(1, 2).flatten(-2)
+    brought = head.attend(z, *(t.to(z) for t in rope_tables(size, s.rope_base, z.shape[1])))[2]
+    head.attn_output.weight.copy_(ridge(brought[judged], (ahead - state)[judged]))

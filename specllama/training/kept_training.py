@@ -10,8 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specllama.errors import SpecllamaError
+from specllama.arrays import IntArray
+from specllama.errors import BadGguf, SpecllamaError
 from specllama.models.gguf import GgufHeader
+from specllama.models.layer_inputs import read_draft_ids
+from specllama.training.eagle_head import EagleHead
+from specllama.training.head_file import read_weights
 from specllama.training.lessons import TargetFacts
 
 OUTPUT = "output.weight"
@@ -65,17 +69,39 @@ def fit_words(found: dict[str, Any], target: TargetFacts) -> None:
     before = found["words"].numpy()
     if np.array_equal(before, target.words):
         return
-    _, there, here = np.intersect1d(before, target.words, return_indices=True)
-
-    def moved(rows: Tensor, start: Tensor) -> Tensor:
-        start = start.to(rows.dtype)
-        start[here] = rows[there]
-        return start
-
     for weights in (found["head"], found["average"], found["best"]):
         if weights:
-            weights[OUTPUT] = moved(weights[OUTPUT], target.output())
+            weights[OUTPUT] = _moved(weights[OUTPUT], before, target.words, target.output())
     for moments in found["adam"]["state"].values():
         for name in ("exp_avg", "exp_avg_sq"):
-            if moments[name].ndim == 2:
-                moments[name] = moved(moments[name], torch.zeros(len(target.words), target.width))
+            if (rows := moments[name]).ndim == 2:
+                none = torch.zeros(len(target.words), target.width)
+                moments[name] = _moved(rows, before, target.words, none)
+
+
+def _moved(rows: Tensor, before: IntArray, now: IntArray, start: Tensor) -> Tensor:
+    """Return the rows of other words: those of ``start`` where a word had none before."""
+    _, there, here = np.intersect1d(before, now, return_indices=True)
+    start = start.to(rows.dtype)
+    start[here] = rows[there]
+    return start
+
+
+def take_weights(head: EagleHead, start: GgufHeader, target: TargetFacts) -> None:
+    """Give a head, whose ``scale`` is set, the weights of a file of its sizes. Call it without
+    gradients.
+
+    Raises:
+        BadGguf, UnsupportedModel: the file is damaged, or of a type that is not read.
+    """
+    found = {name: torch.tensor(rows) for name, rows in read_weights(start).items()}
+    scale = found["scale"] = head.get_buffer("scale")
+    found["fc.weight"] = found["fc.weight"] / scale  # it holds both
+    trimmed = "d2t" in start.by_name
+    words = read_draft_ids(start) if trimmed else np.arange(target.header.vocab_size)
+    found[OUTPUT] = _moved(found[OUTPUT], words.astype(np.int32), target.words, target.output())
+    try:
+        head.load_state_dict(found)
+    except RuntimeError as error:
+        why = str(error).splitlines()[-1].strip()
+        raise BadGguf(f"{start.path.name} is no whole head: {why}") from None

@@ -20,9 +20,9 @@ from specllama.training.features import Teacher, layers_read, read_again
 from specllama.training.questions import PromptList
 from specllama.training.shards import Shards
 from specllama.training.training_card import METADATA, Milestone, TrainingCard
+from specllama.training.training_folder import CHECKPOINT, started_from
 from specllama.training.writing import Writer
 
-CHECKPOINT = "head.pt"
 _FULL = 0.9  # of the room for features, above which a reply that is read pushes another one out
 
 
@@ -85,7 +85,7 @@ class TargetPhases:
     def write(self, over: Over) -> None:
         """Let the target answer the next questions; its passes give the features as well."""
         asked = self._questions.asked(self._card.seed, self._corpus)
-        with self._teacher() as teacher:
+        with Teacher.open(self._target, threads=self._threads) as teacher:
             for sample, features in Writer(teacher).write(asked, over):
                 self._corpus.append(sample)
                 self._shards.add(features, sample.held_out)
@@ -93,7 +93,7 @@ class TargetPhases:
 
     def read(self, over: Over) -> None:
         """Read replies again, those held out first, then the newest ones."""
-        with self._teacher() as teacher:
+        with Teacher.open(self._target, threads=self._threads) as teacher:
             for held_out in (True, False):
                 samples = [*self._corpus.samples(held_out, self._shards.ids(held_out))][::-1]
                 with closing(read_again(teacher, samples)) as found:
@@ -123,14 +123,16 @@ class TargetPhases:
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         dice = random.Random(self._card.seed)
+        counts = Counter(t for sample in self._corpus.samples(False) for t in sample.reply)
         trainer = self._trainer = Trainer(
             self._target,
-            self._words(),
+            trimmed.choose(self._target, self._card.words, counts),
             layers_read(self._target),
             features=lambda: self._shards.read(False, dice),
             held_out=lambda: self._shards.read(True),
             kept=self._folder / CHECKPOINT,
             plan=TrainingPlan(seed=self._card.seed),
+            start=started_from(self._folder),
         )
 
         if (best := self._card.best) is not None and self._card.own:
@@ -151,16 +153,6 @@ class TargetPhases:
     def held_out(self, n: int) -> Sequence[Sample]:
         """Return some replies that the head does not learn from."""
         return [*islice(self._corpus.samples(True), n)]
-
-    def _words(self) -> Any:
-        """Choose the tokens that the head may guess, by the replies so far."""
-        counts: Counter[int] = Counter()
-        for sample in self._corpus.samples(False):
-            counts.update(sample.reply)
-        return trimmed.choose(self._target, self._card.words, counts)
-
-    def _teacher(self) -> Teacher:
-        return Teacher.open(self._target, threads=self._threads)
 
 
 def _give_memory_back() -> None:

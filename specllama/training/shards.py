@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specllama.errors import StoreError
 from specllama.paths import private_folder, replace_file
+from specllama.training.corpus import refused
 from specllama.training.features import PARTS, Features
 
 logger = logging.getLogger("specllama.training.shards")
@@ -64,7 +64,7 @@ class Shards:
                     self._number = max(self._number, int(named[2]) + 1)
                     self._look(path, named[1] == "held")
         except OSError as error:
-            raise _refused(folder, error) from None
+            raise refused("features", folder, error) from None
         self._bound()
 
     def _look(self, path: Path, held_out: bool) -> None:
@@ -135,7 +135,7 @@ class Shards:
         try:
             replace_file(path, data)
         except OSError as error:
-            raise _refused(self._folder, error) from None
+            raise refused("features", self._folder, error) from None
         self._waiting[held_out] = []
         self._number += 1
         ids = tuple(one.id for one in features)
@@ -185,10 +185,3 @@ class Shards:
         except _DAMAGE as error:
             self._drop(path, error)
             return []
-
-
-def _refused(folder: Path, error: OSError) -> StoreError:
-    return StoreError(
-        f"cannot keep features in {folder}: {error.strerror or error}",
-        "free some room, give another --folder, or a smaller --disk",
-    )

@@ -1,9 +1,10 @@
 """Training of an EAGLE-3 head on a target's own texts: measured, kept in a file, open-ended.
 
 A new head is initialised by least squares (`head_seed`). It learns its first step on whole texts,
-the cheapest way to see much of them; then it is unrolled, in a window of each text. It learns the
-target's law, not the text. Learning rates rise, stay, and fall in the last part where an end is
-known; what is measured and used is an average of the latest weights, which needs no falling rates.
+the cheapest way to see much of them; then it is unrolled, in a window of each text; one that starts
+from another head is unrolled at once. It learns the target's law, not the text. Learning rates
+rise, stay, and fall in the last part where an end is known; what is measured and used is an average
+of the latest weights, which needs no falling rates.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from torch import Tensor
 from specllama.arrays import IntArray
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_writer import Value
-from specllama.training.eagle_head import EagleHead, HeadShape, law_loss
-from specllama.training.head_file import write_head
+from specllama.training.eagle_head import EagleHead, law_loss
+from specllama.training.head_file import head_shape, write_head
 from specllama.training.head_seed import seed_head
-from specllama.training.kept_training import fit_words, read_kept, write_kept
+from specllama.training.kept_training import fit_words, read_kept, take_weights, write_kept
 from specllama.training.lessons import ChainCount, Lesson, TargetFacts
 from specllama.training.training_card import Milestone
 
@@ -82,6 +83,7 @@ class Trainer:
         layers: of the target, whose inputs are read.
         features, held_out: give all texts from the start; there may be more the next time.
         kept: the file of the training, which goes on where it was left.
+        start: the file of a head of the same sizes, from which a new one starts.
 
     Raises:
         UnsupportedModel, CannotLoad: see ``TargetFacts``.
@@ -98,7 +100,9 @@ class Trainer:
         kept: Path,
         plan: TrainingPlan | None = None,
         device: str = "",
+        start: GgufHeader | None = None,
     ) -> None:
+        self._start = start
         plan = self.plan = plan or TrainingPlan()
         self.kept = kept
         self.device = torch.device(device or best_device())
@@ -169,7 +173,8 @@ class Trainer:
         for group in (*self._muon.param_groups, *self._adam.param_groups):
             group["lr"] = group["base"] * factor
         given = self.target.lesson(texts).to(self.device)
-        steps = plan.steps if self.figures.tokens >= plan.short else 1
+        unrolled = self._start is not None or self.figures.tokens >= plan.short
+        steps = plan.steps if unrolled else 1
         loss, first = self.losses(given, self._places(given), steps)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
@@ -193,7 +198,7 @@ class Trainer:
         """
         total, firsts = torch.zeros((), device=self.device), 0.0
         row = torch.arange(len(places), device=self.device)[:, None]
-        wanted = given.states[:, 1:]
+        wanted, dtype = given.states[:, 1:], torch.bfloat16 if self._half else torch.float32
         with self._numbers():
             for k, h in enumerate(self.head.unroll(*given[:2], given.judged, places, steps)):
                 at, index, p, like = given.judged, given.index, given.p, wanted
@@ -206,7 +211,7 @@ class Trainer:
                 if not len(h):
                     continue
                 x = self.head.output_norm(h)
-                loss = law_loss(x, self.head.output.weight, index[at], p[at], self._dtype)
+                loss = law_loss(x, self.head.output.weight, index[at], p[at], dtype)
                 loss = loss / len(h)
                 if k == 0:
                     firsts = float(loss.detach())
@@ -249,7 +254,7 @@ class Trainer:
     # -- the head at the start, and how good it is -------------------------------------------------
 
     def _begin(self) -> None:
-        """Fit a new head to some texts."""
+        """Fit a new head to some texts, or take the weights of the one to start from."""
         texts: list[Features] = []
         left = BEGIN
         for text in self._features():
@@ -261,10 +266,13 @@ class Trainer:
         with torch.no_grad():
             spread = given.features[given.judged].square().mean(0).sqrt()
             head.get_buffer("scale").copy_(1 / spread.clamp(min=1e-6 * float(spread.max())))
-            head.output.weight.copy_(self.target.output())
-            head.output_norm.weight.copy_(self.target.norm)
-            words = self.target.embed(self.target.words)
-            seed_head(head, words, *given[:4], self.plan.seed)
+            if self._start is not None:
+                take_weights(head, self._start, self.target)
+            else:
+                head.output.weight.copy_(self.target.output())
+                head.output_norm.weight.copy_(self.target.norm)
+                words = self.target.embed(self.target.words)
+                seed_head(head, words, *given[:4], self.plan.seed)
         head.to(self.device)
         self.average.load_state_dict(head.state_dict())
 
@@ -305,10 +313,6 @@ class Trainer:
                 hits[:, min(k, 1) :][at] = guess == given.best[:, min(k, 1) :][at]
                 right.append(hits)
         into.add(torch.stack(right), given.follows, given.judged)
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self._half else torch.float32
 
     def _numbers(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._half)
@@ -369,22 +373,6 @@ class Trainer:
         self._dice.set_state(found["dice"])
         self.best, self.best_per_pass = found["best"], found["best_per_pass"]
         self.figures = Milestone(**found["figures"])
-
-
-def head_shape(header: GgufHeader, rows: int, layers: int) -> HeadShape:
-    """Choose the sizes of a light head: its heads fill the width, its net is below the target's."""
-    width, size = header.embedding_length, min(header.key_length, 128)
-    hidden = min(header.feed_forward_length or 2 * width, 2 * width, 64 * max(1, round(width / 44)))
-    return HeadShape(
-        width=width,
-        heads=max(1, width // size),
-        head_size=size,
-        hidden=hidden,
-        fused=layers * width,
-        rows=rows,
-        eps=header.number(header.own("attention.layer_norm_rms_epsilon")) or 1e-5,
-        rope_base=header.number(header.own("rope.freq_base")) or 10_000.0,
-    )
 
 
 def best_device() -> str:

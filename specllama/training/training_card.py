@@ -10,17 +10,18 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
+from specllama.errors import SpecllamaError
 from specllama.files import DAMAGE, read_json
+from specllama.models.gguf import read_header
 from specllama.paths import replace_file
 
 NAME = "card.json"
 METADATA = "specllama.training"  # the key in the head's file
 Phase = Literal["write", "read", "train"]
-PHASES: tuple[Phase, ...] = ("write", "read", "train")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class TrainingCard:
     Attributes:
         target: the name of its file. fingerprint: of the file itself.
         words: that the head can guess.
+        start: words on the head that it started from, "" without one; first: its figures here.
         sources: of questions, in words. replies: to learn from, by kind. held_out: others, which
             only judge. written: tokens of them all.
         trained: tokens seen in training, each as often as it was.
@@ -73,6 +75,7 @@ class TrainingCard:
         best: figures of the head that was written; ``own``: by this training. latest: those of
             the training.
         pays: words on what it brings on this machine.
+        doing: what went on when this was written.
     """
 
     target: str
@@ -80,18 +83,21 @@ class TrainingCard:
     kind: str = "eagle3"
     seed: int = 0
     words: int = 0
+    start: str = ""
+    first: Milestone | None = None
     sources: list[str] = field(default_factory=list)
     replies: dict[str, int] = field(default_factory=dict)
     written: int = 0
     held_out: int = 0
     trained: int = 0
-    seconds: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    seconds: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(get_args(Phase), 0.0))
     memory: int = 0
     course: list[Milestone] = field(default_factory=list)
     best: Milestone | None = None
     own: bool = False
     latest: Milestone | None = None
     pays: str = ""
+    doing: str = ""
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -116,6 +122,14 @@ def read_training_card(path: Path) -> TrainingCard | None:
         found: TrainingCard | None = read_json(path, TrainingCard)
         return found
     except (OSError, *DAMAGE):
+        return None
+
+
+def card_inside(head: Path) -> TrainingCard | None:
+    """Read the card in a head's file; None if there is none, or no such file."""
+    try:
+        return msgspec.json.decode(read_header(head).text(METADATA) or "", type=TrainingCard)
+    except (SpecllamaError, *DAMAGE):
         return None
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import filecmp
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from specllama import paths
+from specllama.engine.target_heads import known_heads
 from specllama.errors import SpecllamaError, UnsupportedModel, UsageError
-from specllama.files import DAMAGE
+from specllama.models import refs
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES, unexposed
 from specllama.models.loadable import check_loadable
@@ -20,15 +20,21 @@ from specllama.store.rounds import package_versions
 from specllama.text import size
 from specllama.training.corpus import TEXTS
 from specllama.training.features import layers_read
+from specllama.training.head_file import other_sizes, read_weights
 from specllama.training.training_card import (
-    METADATA,
     NAME,
     Milestone,
     TrainingCard,
+    beside,
+    card_inside,
     read_training_card,
 )
 
 LOCK = ".lock"
+START = "start.gguf"  # the head that the training started from
+CHECKPOINT = "head.pt"
+NOTHING = "none"  # instead of such a head
+_OURS = (NAME, TEXTS, START, CHECKPOINT, "shard-*.npz", "held-*.npz")
 _OF_FREE, _LEAST = 0.9, 64 << 20  # bytes
 _A_SIXTH, _WHOLE, _FEW = 6, 1024, 2048  # words: of the vocabulary, in whole thousands
 
@@ -49,8 +55,52 @@ def require_trainable(target: GgufHeader) -> None:
     layers_read(target)
 
 
-def head_there(out: Path, target: GgufHeader) -> Milestone | None:
-    """Return the figures of the head that is there and that a better one may replace.
+def started_from(folder: Path) -> GgufHeader | None:
+    """Return the head that the training in a folder started from."""
+    return read_header(folder / START) if (folder / START).exists() else None
+
+
+def choose_start(asked: str | None, target: GgufHeader, folder: Path) -> GgufHeader | None:
+    """Choose the head that a training starts from; without ``asked``, what it started from before,
+    or a fitting one that is named after the target and was trained for another.
+
+    Args:
+        asked: its reference, or ``NOTHING``.
+
+    Raises:
+        UsageError: it has other sizes, or the training in the folder did not start from it.
+        what reading it raises.
+    """
+    begun = (folder / NAME).exists()
+    before, layers = started_from(folder) if begun else None, layers_read(target)
+    if begun and asked in (None, NOTHING):
+        return before
+    for head in known_heads(target) if asked is None else ():
+        made = card_inside(head.path)
+        with suppress(SpecllamaError):  # of another kind, or of a target that is not alike
+            fits = not other_sizes(head, target, layers) and bool(read_weights(head))
+            if fits and (made is None or made.fingerprint != target.fingerprint):
+                return head
+    if asked in (None, NOTHING):
+        return None
+    head = read_header(refs.resolve(asked))
+    if why := other_sizes(head, target, layers):
+        raise UsageError(
+            f"{head.path.name} has other sizes than a head for {target.path.name}: {why}",
+            "give another head, or leave --start-from out",
+        )
+    read_weights(head)
+    if begun and (before is None or before.fingerprint != head.fingerprint):
+        raise UsageError(
+            f"the training in {folder} did not start from {head.path.name}",
+            "leave --start-from out to go on; --forget deletes what was learned",
+        )
+    return head
+
+
+def head_there(out: Path, target: GgufHeader, start: GgufHeader | None) -> Milestone | None:
+    """Return the figures of the head that is there and that a better one may replace; None if it is
+    the one to start from.
 
     Raises:
         UsageError: something else is there, or the folder cannot be written to.
@@ -58,16 +108,41 @@ def head_there(out: Path, target: GgufHeader) -> Milestone | None:
     if why := paths.barred(out.parent):
         raise UsageError(f"{out} cannot be written: {why}", "give another OUT")
     if not out.exists():
+        out.parent.mkdir(parents=True, exist_ok=True)
         return None
-    try:
-        made = msgspec.json.decode(read_header(out).text(METADATA) or "", type=TrainingCard)
-    except (SpecllamaError, *DAMAGE):
-        raise UsageError(
-            f"{out} exists, and train-draft did not make it", "give another OUT"
-        ) from None
-    if made.fingerprint != target.fingerprint:
-        raise UsageError(f"{out} is a head of another file, {made.target}", "give another OUT")
-    return made.best
+    made = card_inside(out)
+    if made is not None and made.fingerprint == target.fingerprint:
+        return made.best
+    if start is not None and filecmp.cmp(start.path, out, shallow=False):
+        return None
+    mine = f"train-draft did not make it for {target.path.name}"
+    raise UsageError(f"{out} exists, and {mine}", "give another OUT")
+
+
+def files(folder: Path) -> list[Path]:
+    """List the files of a training in a folder, those in the making as well."""
+    return [one for name in _OURS for dot in ("", ".") for one in folder.glob(f"{dot}{name}*")]
+
+
+def learned(folder: Path, out: Path, target: GgufHeader) -> list[Path]:
+    """List all files of a target's training, the head that it made among them."""
+    card = read_training_card(folder / NAME)
+    own = folder == usual(target) if card is None else card.fingerprint == target.fingerprint
+    found = files(folder) if own else []
+    made = card_inside(out)
+    if made is not None and made.fingerprint == target.fingerprint:
+        found += [one for one in (out, beside(out)) if one.exists()]
+    return found
+
+
+def running() -> list[TrainingCard]:
+    """Read the cards of trainings that go on now, in the usual folders."""
+    found = []
+    for path in (paths.cache_dir() / "training").glob(f"*/{NAME}"):
+        with suppress(UsageError), held(path.parent):
+            continue  # nobody else does
+        found.append(read_training_card(path))
+    return [card for card in found if card is not None]
 
 
 def usual(target: GgufHeader) -> Path:
@@ -114,45 +189,43 @@ def begin(
     target: GgufHeader,
     asked: Mapping[str, Any],
     there: Milestone | None,
-    *,
-    fresh: bool,
+    start: GgufHeader | None,
 ) -> TrainingCard:
     """Return the card of the training in a folder, or that of a new one.
 
     Args:
         asked: ``words``, ``seed`` as they were given.
         there: figures of the head that better ones replace, also if it is of another training.
-        fresh: delete the former one.
+        start: the head that a new training starts from; a copy of it is kept.
 
     Raises:
         UsageError: the folder holds something else.
     """
     card = read_training_card(folder / NAME)
-    inside = [one for one in folder.iterdir() if one.name != LOCK]
-    if inside and card is None and not (folder / TEXTS).exists():
+    if card is None and not {*folder.iterdir()} <= {folder / LOCK, *files(folder)}:
         raise UsageError(f"{folder} holds other files", "give another --folder")
-    if fresh and inside:
-        for one in inside:
-            one.unlink()
-        card = None
     if card is None:
+        (folder / START).unlink(missing_ok=True)
+        if start is not None:
+            paths.replace_file(folder / START, start.path.read_bytes())
         words = asked["words"] or max(target.vocab_size // _A_SIXTH // _WHOLE * _WHOLE, _FEW)
         return TrainingCard(
             target.path.name,
             target.fingerprint,
             seed=asked["seed"],
             words=min(words, target.vocab_size),
+            start=f"{start.path.name} ({start.text('general.name')})" if start else "",
             best=there,
             versions=package_versions(),
         )
     if card.fingerprint != target.fingerprint:
         raise UsageError(
             f"{folder} holds a training for {card.target}, another file",
-            "give another --folder, or --fresh to begin anew in this one",
+            "give another --folder",
         )
     if asked["words"] not in (None, card.words):
         raise UsageError(
-            f"the head in {folder} guesses {card.words:,} words", "--fresh begins anew"
+            f"the head in {folder} guesses {card.words:,} words", "--forget deletes it"
         )
     if there is None or card.best is None or there.tokens != card.best.tokens:
         card.best, card.own = there, False

@@ -105,7 +105,7 @@ class Writer:
             except BaseException:
                 lane.close()
                 raise
-            gathering = Gathering(lane, teacher.laws, first)
+            gathering = Gathering(lane, first)
             return _Writing(asked, tuple(ids), lane, gathering, chain, ids[first:])
         return None
 

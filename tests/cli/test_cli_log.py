@@ -14,8 +14,7 @@ from specllama.errors import StoreError
 from specllama.events import RoundDone
 from specllama.figures import SpecStats
 from specllama.paths import rounds_dir
-from specllama.store import summary
-from specllama.store.rounds import LoggedTurn, RunRecord, delete_run, list_runs, read_run
+from specllama.store.rounds import delete_run, list_runs, read_run
 
 LONG = "The target reads all the guesses in a single pass and keeps those it agrees with. " * 3
 
@@ -34,7 +33,7 @@ def test_an_empty_log_is_said(cli) -> None:
     result = cli("log", "ls")
     assert (result.code, result.out) == (0, "")
     assert "no round log yet" in result.err
-    for verb in ("show", "stats", "plot"):
+    for verb in ("show", "stats"):
         result = cli("log", verb)
         assert (result.code, result.out) == (1, "")
         assert "no round log yet" in result.err
@@ -105,22 +104,6 @@ def test_stats_over_every_run(logged) -> None:
     assert "2 runs" in logged("log", "stats", "--all").out
 
 
-def test_plot(logged) -> None:
-    text = logged("log", "plot").out
-    assert "100% │" in text
-    assert "accepted by position" in text
-    (data,) = logged("log", "plot", "--json").json
-    assert all(rate is None or 0 <= rate <= 1 for _, rate in data["over_time"])
-    assert data["by_position"][0][0] == 1
-
-
-def test_plot_without_drafts(cli) -> None:
-    cli("run", "x", "--no-spec")
-    result = cli("log", "plot")
-    assert result.code == 0
-    assert "nothing was drafted" in result.out
-
-
 def test_path(logged) -> None:
     assert logged("log", "path").out == f"{rounds_dir()}\n"
     assert logged("log", "path", "last").out == f"{list_runs()[0]}\n"
@@ -132,7 +115,7 @@ def test_damage_and_the_future_never_break_it(logged) -> None:
     lines[3] = b'{"type": "round", "drafted": "no"}\n'
     lines.insert(2, b'{"type": "from the future", "x": 1}\n')
     path.write_bytes(b"".join(lines) + b'{"type": "round", "torn')
-    for args in (["ls"], ["show"], ["stats"], ["plot"]):
+    for args in (["ls"], ["show"], ["stats"]):
         result = logged("log", *args)
         assert result.code == 0, args
         assert "Traceback" not in result.err
@@ -141,9 +124,6 @@ def test_damage_and_the_future_never_break_it(logged) -> None:
         path.write_bytes(content)
         for args in (["ls"], ["show"], ["stats"]):
             assert logged("log", *args).code == 0, (content, args)
-        result = logged("log", "plot")
-        assert result.code == 1
-        assert "has no rounds to draw" in result.err
 
 
 def test_a_hostile_log_cannot_reach_the_terminal(logged) -> None:
@@ -169,18 +149,6 @@ def round_at(t_s: float, **changes: object) -> RoundDone:
         "verify_ms": 300.0, "other_ms": 100.0,
     }  # fmt: skip
     return RoundDone(**{**values, **changes})
-
-
-def test_time_slices() -> None:
-    def cut(*ends: float) -> list[summary.Slice]:
-        turn = LoggedTurn(0, rounds=[round_at(end) for end in ends])
-        return summary.by_time(RunRecord(Path("log"), turns=[turn]), 4)
-
-    slices = cut(0.5, 1.0, 1.5, 2.0, 4.0)
-    assert [s.stats.rounds for s in slices] == [1, 2, 1, 1]
-    assert slices[1].tok_per_s == 4.0
-    assert cut() == []
-    assert [s.stats.rounds for s in cut(0.0)] == [1]
 
 
 def test_positions_of_trees_and_cuts() -> None:

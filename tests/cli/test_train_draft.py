@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import ggufs
 import pytest
+from eagle_files import write_eagle3
 from training_fakes import FakeWork, replace_real
 
 from specllama.cli import invoke
@@ -18,7 +20,7 @@ from specllama.models.companions import own_heads, own_name, own_place
 from specllama.models.gguf import read_header
 from specllama.models.refs import bundled
 from specllama.paths import cache_dir
-from specllama.training import course
+from specllama.training import course, spare_time
 from specllama.training.training_card import METADATA, NAME, beside, read_training_card
 
 DRIVER = Path(__file__).parent.parent / "support" / "training_fakes.py"
@@ -100,16 +102,15 @@ def test_the_same_command_goes_on(
     assert "1.30× plain decoding is expected" in told
 
 
-def test_fresh_begins_anew(
+def test_other_words_need_a_new_head(
     target: Path, works: list[FakeWork], capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["train-draft", str(target), "--minutes", "2"]
     assert invoke(arguments) == 0
     assert invoke([*arguments, "--words", "300"]) == 2
-    assert "--fresh begins anew" in capsys.readouterr().err
-    assert invoke([*arguments, "--fresh"]) == 2  # nobody to ask
-    assert "add -y" in capsys.readouterr().err
-    assert invoke([*arguments, "--fresh", "-y", "--words", "300"]) == 0
+    assert "--forget deletes it" in capsys.readouterr().err
+    assert invoke([*arguments, "--forget", "-y"]) == 0
+    assert invoke([*arguments, "--words", "300"]) == 0
     card = read_training_card(folder_of(target) / NAME)
     assert card is not None
     assert card.spent_s < 130
@@ -167,7 +168,8 @@ def test_a_better_head_of_an_earlier_training_stays(
     assert invoke(arguments) == 0
     head = own_heads(read_header(target))[0]
     better, card = head.read_bytes(), json.loads(beside(head).read_text())
-    assert invoke(["train-draft", str(target), "--minutes", "1", "--fresh", "-y"]) == 0
+    shutil.rmtree(folder_of(target))
+    assert invoke(["train-draft", str(target), "--minutes", "1"]) == 0
     assert head.read_bytes() == better
     assert works[1].exported == []
     assert f"{card['best']['per_pass']:.2f} tokens a pass" in capsys.readouterr().out
@@ -175,6 +177,137 @@ def test_a_better_head_of_an_earlier_training_stays(
     assert invoke(["train-draft", str(target), "--minutes", "1"]) == 0
     assert works[2].exported
     assert head.exists()
+
+
+def fitting(path: Path, **more: Any) -> Path:
+    """A head of the sizes that the command gives to one for ``target``."""
+    sizes: dict[str, Any] = {"heads_kv": 2, "hidden": 64, "layers": (2, 4, 5)}
+    named = {"general.name": "the old head"}
+    return write_eagle3(path, **{**sizes, "draft_ids": range(100), "keys": named, **more})
+
+
+def test_it_starts_from_a_head_of_another_file_and_keeps_it(
+    target: Path, works: list[FakeWork], capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = fitting(own_place(read_header(target), "eagle3"))
+    before, kept = head.read_bytes(), head.with_suffix(".before.gguf")
+    arguments = ["train-draft", str(target), "--minutes", "2"]
+    assert invoke([*arguments, "--start-from", "none"]) == 2
+    assert "train-draft did not make it" in capsys.readouterr().err
+    assert invoke(arguments) == 0
+    told = capsys.readouterr()
+    assert f"it starts from {head.name} (the old head), which stays as {kept.name}" in told.err
+    assert kept.read_bytes() == (folder_of(target) / "start.gguf").read_bytes() == before
+    assert head.read_bytes() != before
+    card = json.loads(beside(head).read_text())
+    assert card["start"] == f"{head.name} (the old head)"
+    assert f"it started from {card['start']}: right guesses: first" in told.out
+    assert card["first"]["right"]
+    assert invoke(arguments) == 0  # it goes on
+    assert "it starts from" not in capsys.readouterr().err
+    assert read_training_card(folder_of(target) / NAME).start == card["start"]  # type: ignore[union-attr]
+    # a head of this very file is no start by itself
+    shutil.rmtree(folder_of(target))
+    assert invoke(arguments) == 0
+    assert "it starts from" not in capsys.readouterr().err
+    assert not (folder_of(target) / "start.gguf").exists()
+
+
+def test_the_head_to_start_from_is_named_and_the_same_command_goes_on(
+    target: Path, tmp_path: Path, works: list[FakeWork], capsys: pytest.CaptureFixture[str]
+) -> None:
+    start, other = fitting(tmp_path / "old.gguf"), fitting(tmp_path / "older.gguf", seed=9)
+    out = tmp_path / "new" / "folder" / "head.gguf"
+    arguments = ["train-draft", str(target), str(out), "--minutes", "2", "--start-from"]
+    wrong = fitting(tmp_path / "wrong.gguf", hidden=96, heads_kv=1)
+    for head, code, words in (
+        (wrong, 2, "hidden 96 instead of 64; heads of keys 1 instead of 2\n"),
+        (target, 4, "not an EAGLE-3 head"),
+        (tmp_path / "nowhere.gguf", 3, "no such file"),
+    ):
+        assert invoke([*arguments, str(head)]) == code
+        assert words in capsys.readouterr().err
+    assert not folder_of(target).exists()
+    for again in range(2):
+        assert invoke([*arguments, str(start)]) == 0
+        told = capsys.readouterr().err
+        assert ("it starts from old.gguf (the old head)\n" in told) == (not again)
+    assert out.exists()
+    assert invoke([*arguments, str(other)]) == 2
+    assert "did not start from older.gguf" in capsys.readouterr().err
+    assert invoke([*arguments, str(other), "--forget", "-y"]) == 0
+    assert invoke([*arguments, str(other)]) == 0
+    assert "it starts from older.gguf (the old head)\n" in capsys.readouterr().err
+    assert start.exists()
+    assert other.exists()
+
+
+def test_one_command_forgets_everything(
+    target: Path,
+    works: list[FakeWork],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    head = fitting(own_place(read_header(target), "eagle3"))
+    before = head.read_bytes()
+    forget = ["train-draft", str(target), "--forget"]
+    assert invoke(forget) == 0
+    assert f"nothing was learned of {target.name}" in capsys.readouterr().err
+    assert head.read_bytes() == before
+    assert invoke(["train-draft", str(target), "--minutes", "2"]) == 0
+    assert invoke(forget) == 2  # nobody to ask
+    assert "add -y" in capsys.readouterr().err
+    assert head.read_bytes() != before
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("click.confirm", lambda *args, **more: False)
+    assert invoke(forget) == 130
+    assert head.read_bytes() != before
+    assert (folder_of(target) / "texts.jsonl").exists()
+    assert invoke([*forget, "-y"]) == 0
+    told = capsys.readouterr().err.replace("\n", " ")
+    assert str(folder_of(target)) in told
+    assert f"{head.with_suffix('.before.gguf').name} is {head.name} again" in told
+    assert not folder_of(target).exists()
+    assert head.read_bytes() == before
+    assert sorted(one.name for one in target.parent.iterdir()) == [head.name, target.name]
+
+
+def test_what_others_made_is_not_forgotten(
+    target: Path, tmp_path: Path, works: list[FakeWork], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, other = tmp_path / "mine", target.with_name("other.gguf")
+    ggufs.write_llama(other, blocks=8, seed=2)
+    arguments = ["--folder", str(folder)]
+    assert invoke(["train-draft", str(other), *arguments, "--minutes", "1"]) == 0
+    (head,) = own_heads(read_header(other))
+    there = sorted(folder.iterdir())
+    assert invoke(["train-draft", str(target), str(head), *arguments, "--forget", "-y"]) == 0
+    assert "nothing was learned" in capsys.readouterr().err
+    assert head.exists()
+    assert sorted(folder.iterdir()) == there
+    (folder / "letter.txt").write_text("Dear")
+    assert invoke(["train-draft", str(other), *arguments, "--forget", "-y"]) == 0
+    assert not head.exists()
+    assert sorted(one.name for one in folder.iterdir()) == [".lock", "letter.txt"]
+
+
+def test_it_works_in_spare_time_only(
+    target: Path,
+    works: list[FakeWork],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left = iter(["", "on battery", "on battery"])
+    monkeypatch.setattr(course, "WAIT_S", 0.0)
+    monkeypatch.setattr(spare_time.SpareTime, "__call__", lambda self: next(left, ""))
+    assert invoke(["train-draft", str(target), "--minutes", "2", "--while-idle"]) == 0
+    told = capsys.readouterr().err.splitlines()
+    paused = next(i for i, line in enumerate(told) if line.startswith("paused: on battery"))
+    assert told[paused + 1].startswith("writing")
+    assert next(left, None) is None
+    left = iter(["on battery"])
+    assert invoke(["train-draft", str(target), "--minutes", "1"]) == 0  # only where it is asked for
+    assert next(left) == "on battery"
 
 
 def test_a_folder_belongs_to_one_target(
@@ -188,7 +321,7 @@ def test_a_folder_belongs_to_one_target(
     assert "another file" in capsys.readouterr().err
     head = own_heads(read_header(target))[0]
     assert invoke(["train-draft", str(other), str(head)]) == 2
-    assert "is a head of another file, some-q4_0.gguf" in capsys.readouterr().err
+    assert "train-draft did not make it for other.gguf" in capsys.readouterr().err
 
 
 def test_a_head_goes_to_the_cache_where_the_folder_is_not_ones_own(tmp_path: Path) -> None:
@@ -256,6 +389,19 @@ def test_ctrl_c_keeps_what_is_there(target: Path) -> None:
     assert card is not None
     assert card.best is not None
     assert own_heads(read_header(target))
+
+
+def test_ps_shows_what_is_trained(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    running = Running(target, 10)
+    running.wait_for_training(0.5)
+    nobody = "http://127.0.0.1:1"
+    assert invoke(["ps", nobody]) == 0
+    told = capsys.readouterr().err
+    assert f"train-draft {target.name}: " in told
+    assert "0 min so far" in told
+    running.end(signal.SIGINT)
+    assert invoke(["ps", nobody]) == 1
+    assert "train-draft" not in capsys.readouterr().err
 
 
 def test_two_do_not_train_in_one_folder(target: Path) -> None:

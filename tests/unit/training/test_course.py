@@ -54,11 +54,10 @@ def test_more_is_written_where_texts_were_seen_often() -> None:
 def test_an_outlook_is_bounded_by_the_disk(tmp_path: Path) -> None:
     told = Told(tmp_path, 300)
     told.course.measure()
-    found, there = told.course.outlook(10**7), told.work.written
-    assert (found.write_s, found.disk) == (100, 10**7)
-    assert found.written == pytest.approx(there + 100 * 100, rel=0.02)
-    assert found.visits == pytest.approx(200 * 2000 / found.written, rel=0.02)
-    assert told.course.outlook(10**9).disk == 5000 * found.written
+    (write_s, written, disk), there = told.course.outlook(10**7), told.work.written
+    assert (write_s, disk) == (100, 10**7)
+    assert written == pytest.approx(there + 100 * 100, rel=0.02)
+    assert told.course.outlook(10**9)[2] == 5000 * written
 
 
 def test_it_ends_in_time_with_the_best_head(tmp_path: Path) -> None:
@@ -116,6 +115,47 @@ def test_a_stop_is_heard_in_every_phase(tmp_path: Path) -> None:
         )
         assert told.course.run() == "stopped"
         assert told.work.spent[phase] - asked < 0.2
+
+
+def test_it_waits_while_there_is_a_reason_and_that_time_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specllama.training.course.WAIT_S", 0.0)
+    told, seen, steps = Told(tmp_path, 300), list[str](), 0
+
+    def rest() -> str:
+        nonlocal steps
+        steps += 1
+        if steps % 500 < 490:
+            return ""
+        told.clock.pass_by(100)
+        kept = read_training_card(tmp_path / NAME)
+        seen.append("" if kept is None else kept.doing)
+        return "on battery"
+
+    told.course.rest = rest
+    told.course.measure()
+    began = told.clock.now - told.course.done_s
+    assert told.course.run() == "time"
+    assert 290 < told.course.done_s < 302
+    assert told.clock.now - began > 1500
+    assert set(seen[1:]) == {"paused: on battery", told.card.doing, "writing"}
+    assert seen.count("paused: on battery") > 0.8 * len(seen)
+    assert told.card.doing == "training"
+
+
+def test_a_stop_is_heard_in_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specllama.training.course.WAIT_S", 0.0)
+    told, waits = Told(tmp_path, 300), 0
+
+    def rest() -> str:
+        nonlocal waits
+        waits += 1
+        return "the machine is busy"
+
+    told.course.rest, told.stop_at = rest, lambda: waits > 20
+    assert told.course.run() == "stopped"
+    assert told.course.done_s < 1
 
 
 def test_a_phase_that_fails_leaves_its_card(tmp_path: Path) -> None:

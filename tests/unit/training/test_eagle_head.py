@@ -21,12 +21,11 @@ from specllama.models.tensors import read_tensor  # noqa: E402
 from specllama.settings.params import EngineOptions  # noqa: E402
 from specllama.training.eagle_head import (  # noqa: E402
     EagleHead,
-    HeadShape,
     law_loss,
     rope_tables,
     rotate,
 )
-from specllama.training.head_file import write_head  # noqa: E402
+from specllama.training.head_file import HeadShape, write_head  # noqa: E402
 from specllama.training.lessons import TargetFacts  # noqa: E402
 
 SMALL = HeadShape(width=12, heads=2, head_size=4, hidden=8, fused=18, rows=11)

@@ -10,12 +10,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from eagle_files import write_eagle3  # noqa: E402
 from ggufs import write_llama  # noqa: E402
 
 from specllama.errors import SpecllamaError  # noqa: E402
 from specllama.models.eagle3_file import check  # noqa: E402
 from specllama.models.gguf import GgufHeader, read_header  # noqa: E402
 from specllama.models.tensors import read_tensor  # noqa: E402
+from specllama.training.head_file import other_sizes  # noqa: E402
 from specllama.training.lessons import ChainCount  # noqa: E402
 from specllama.training.trainer import Trainer, TrainingPlan  # noqa: E402
 from specllama.training.training_card import Milestone  # noqa: E402
@@ -86,13 +88,19 @@ def texts(table: Table, seed: int, n: int) -> list[Text]:
     return [table.text(dice) for _ in range(n)]
 
 
-def trainer(header: GgufHeader, folder: Path, plan: TrainingPlan, words: Any = None) -> Trainer:
+def trainer(
+    header: GgufHeader,
+    folder: Path,
+    plan: TrainingPlan,
+    words: Any = None,
+    start: GgufHeader | None = None,
+) -> Trainer:
     table = Table(header)
     train, held = texts(table, 1, 200), texts(table, 2, 24)
     words = np.arange(header.vocab_size, dtype=np.int32) if words is None else words
     return Trainer(
         header, words, LAYERS, lambda: iter(train), lambda: iter(held), folder / "head.pt", plan,
-        "cpu",
+        "cpu", start,
     )  # fmt: skip
 
 
@@ -194,6 +202,73 @@ def test_other_words_have_the_targets_rows_and_those_that_stay_their_own(
     assert (rows[:40] != again.target.output()[:40]).any()
     assert again.judge_again().right != one.figures.right
     assert figures(again, 3)[-1].step == 17
+
+
+def test_a_head_that_starts_from_an_exported_one_guesses_alike(
+    header: GgufHeader, tmp_path: Path
+) -> None:
+    """The file has the scale of the states inside of ``fc``; the new training has its own."""
+    one = trainer(header, tmp_path, SHORT, np.arange(4, 84, dtype=np.int32))
+    figures(one, 30)
+    one.export(out := tmp_path / "out.gguf")
+    start, folder = read_header(out), tmp_path / "tuned"
+    folder.mkdir()
+    again = trainer(header, folder, SHORT, np.arange(4, 84, dtype=np.int32), start)
+    again._features = lambda: iter(texts(Table(header), 11, 200))  # of other spread
+    begun = figures(again, 0)[-1]
+    assert begun.step == 0
+    assert (again.average.get_buffer("scale") != one.average.get_buffer("scale")).any()
+    assert begun.right == pytest.approx(one.measure(one._chosen()).right, abs=0.02)
+    for name, weight in again.average.file_weights().items():
+        inside = name if name.startswith(("fc", "output")) else f"blk.0.{name}"
+        assert np.allclose(weight.numpy(), read_tensor(start, inside), rtol=1e-6), name
+    # the very guesses of the file's own weights
+    plain = trainer(header, folder, SHORT, np.arange(4, 84, dtype=np.int32), start)
+    plain.head.load_state_dict(
+        {**again.average.file_weights(), "scale": torch.ones(3 * WIDTH)}, strict=True
+    )
+    assert plain.measure(plain.head).right == begun.right
+    last = figures(again, 40)[-1]
+    assert last.step == 40
+    assert last.per_pass > begun.per_pass
+
+
+def test_a_start_gives_its_words_their_rows_and_others_have_the_targets(
+    header: GgufHeader, tmp_path: Path
+) -> None:
+    one = trainer(header, tmp_path, SHORT, np.arange(0, 80, dtype=np.int32))
+    figures(one, 14)
+    one.export(out := tmp_path / "out.gguf")
+    folder = tmp_path / "tuned"
+    folder.mkdir()
+    start = read_header(out)
+    again = trainer(header, folder, SHORT, np.arange(40, 96, dtype=np.int32), start)
+    figures(again, 0)
+    rows, kept = again.head.output.weight.detach(), read_tensor(start, "output.weight")
+    assert (rows[:40].numpy() == kept[40:]).all()
+    assert (rows[40:] == again.target.output()[40:]).all()
+    assert (rows[:40] != again.target.output()[:40]).any()
+
+
+def test_sizes_that_differ_are_named(header: GgufHeader, tmp_path: Path) -> None:
+    one = trainer(header, tmp_path, SHORT)
+    one.export(out := tmp_path / "out.gguf")
+    assert other_sizes(read_header(out), header, LAYERS) == ""
+    assert (
+        other_sizes(read_header(out), header, (0, 1, 2))
+        == "layers read (1, 2, 3) instead of (0, 1, 2)"
+    )
+    other = write_eagle3(
+        tmp_path / "other.gguf", layers=LAYERS, tokens=[f"t{i}" for i in range(96)]
+    )
+    found = other_sizes(read_header(other), header, LAYERS)
+    for words in (
+        "hidden 96 instead of 64",
+        "heads of keys 1 instead of 2",
+        "output the target's instead of its own",
+    ):
+        assert words in found
+    assert "width" not in found
 
 
 def test_a_damaged_file_and_one_of_another_target_are_refused(

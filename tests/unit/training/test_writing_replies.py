@@ -20,9 +20,9 @@ from specllama.training.features import (
     PARTS,
     TOP,
     Features,
-    LawReader,
     Teacher,
     read_again,
+    read_laws,
 )
 from specllama.training.questions import Exercise
 from specllama.training.writing import LEAST_CUT, Writer
@@ -132,17 +132,17 @@ def test_states_that_no_half_holds_are_cut() -> None:
     lane.hidden.rows(0, 2)[0, 0] = 1e6  # type: ignore[index]
     from specllama.training.features import Gathering
 
-    gathering = Gathering(lane, LawReader(), 0)
+    gathering = Gathering(lane, 0)
     gathering.take(np.zeros((2, V), np.float32))
     found = gathering.features(Sample("0", "code", False, (1,), (2,)))
     assert np.isfinite(found.inputs).all()
 
 
 def test_equal_chances_come_in_the_order_of_ids_and_few_words_leave_room() -> None:
-    ids, chances = LawReader().read(np.zeros((1, 200), np.float32))
+    ids, chances = read_laws(np.zeros((1, 200), np.float32))
     assert ids[0].tolist() == list(range(TOP))
     assert chances[0, 0] == np.float16(1 / 200)
-    ids, chances = LawReader().read(np.zeros((2, 10), np.float32))
+    ids, chances = read_laws(np.zeros((2, 10), np.float32))
     assert chances[1, 10:].tolist() == [0.0] * (TOP - 10)
     assert chances[1, :10].sum() == pytest.approx(1.0, rel=1e-3)
 
