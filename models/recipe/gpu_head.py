@@ -32,7 +32,9 @@ from gguf import GGUFReader
 from gguf.quants import dequantize
 from torch import Tensor, nn
 
-from specllama.training.eagle_head import EagleHead, HeadShape, rope_tables, rotate
+from specllama.models.gguf import read_header
+from specllama.training.eagle_head import EagleHead, rope_tables, rotate
+from specllama.training.head_file import HeadShape, head_shape
 from specllama.training.head_seed import seed_head
 
 WORDS = 8192  # that the head can guess
@@ -58,7 +60,7 @@ class Target:
     """
 
     def __init__(self, path: Path, device: torch.device) -> None:
-        reader = GGUFReader(path)
+        reader, self.header = GGUFReader(path), read_header(path)
 
         def number(name: str) -> Any:
             return reader.fields[f"llama.{name}"].contents()
@@ -514,11 +516,7 @@ def likeliest(texts: list[Text], n_vocab: int) -> Tensor:
 
 def begun(target: Target, teacher: Teacher, texts: list[Text]) -> EagleHead:
     """Return a head with its first weights, as ``Trainer`` fits them."""
-    width = target.width
-    hidden = min(target.hidden, 2 * width, 64 * max(1, round(width / 44)))
-    shape = HeadShape(
-        width, target.heads, target.head_size, hidden, 3 * width, WORDS, target.eps, target.base
-    )
+    shape = head_shape(target.header, WORDS, len(target.layers))
     with torch.no_grad():
         given = teacher.lesson(texts)
     embedded, features, states, judged = (
@@ -633,23 +631,22 @@ def split(flat: Any, lengths: Any) -> list[Any]:
 
 def prompts_of(path: Path, out: Path) -> None:
     """Write the questions of the list that ships, as the target's template renders them."""
-    from specllama.engine.prompting import Prompting
     from specllama.interface import Message
-    from specllama.models.gguf import read_header
     from specllama.settings.params import GenerateParams
     from specllama.training.features import Teacher as FileTeacher
     from specllama.training.questions import shipped
 
-    def ids(prompting: Prompting, text: str) -> list[int]:
-        return prompting.prepare((Message("user", text),), GenerateParams(), n_ctx=512).ids
+    def ids(teacher: FileTeacher, text: str) -> list[int]:
+        asked = (Message("user", text),)
+        return teacher.prompting.prepare(asked, GenerateParams(), n_ctx=512).ids
 
     listed, found = shipped(), {}
     header = read_header(path)
     with FileTeacher.open(header) as teacher:
         for name, side in (("trained", listed.trained), ("held", listed.held)):
             chats = [chat for kind in listed.kinds for chat in side[kind]]
-            found[name] = [ids(teacher.prompting, chat[-1].content) for chat in chats]
-        a, b = (ids(teacher.prompting, text) for text in ("7", "Q"))
+            found[name] = [ids(teacher, chat[-1].content) for chat in chats]
+        a, b = (ids(teacher, text) for text in ("7", "Q"))
         before = next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
         after = next(i for i, (x, y) in enumerate(zip(a[::-1], b[::-1], strict=False)) if x != y)
         # the first token after a question is the one by which the target itself ends it
@@ -664,7 +661,6 @@ def prompts_of(path: Path, out: Path) -> None:
 
 def export(path: Path, folder: Path, out: Path) -> None:
     """Write the head as a file, with its card."""
-    from specllama.models.gguf import read_header
     from specllama.training.head_file import write_head
     from specllama.training.training_card import METADATA, Milestone, TrainingCard, beside
 

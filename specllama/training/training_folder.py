@@ -62,7 +62,7 @@ def started_from(folder: Path) -> GgufHeader | None:
 
 def choose_start(asked: str | None, target: GgufHeader, folder: Path) -> GgufHeader | None:
     """Choose the head that a training starts from; without ``asked``, what it started from before,
-    or a fitting one that is named after the target and was trained for another.
+    or a fitting one that ships for the target, or is named after it and was trained for another.
 
     Args:
         asked: its reference, or ``NOTHING``.
@@ -79,7 +79,8 @@ def choose_start(asked: str | None, target: GgufHeader, folder: Path) -> GgufHea
         made = card_inside(head.path)
         with suppress(SpecllamaError):  # of another kind, or of a target that is not alike
             fits = not other_sizes(head, target, layers) and bool(read_weights(head))
-            if fits and (made is None or made.fingerprint != target.fingerprint):
+            ours = made is not None and made.fingerprint == target.fingerprint
+            if fits and (not ours or head.path.parent == paths.bundled_dir()):
                 return head
     if asked in (None, NOTHING):
         return None
