@@ -1,8 +1,8 @@
 """Record the reply that the app plays on its first launch.
 
-``python record_first_look.py TARGET DRAFT NAME``
+``python record_first_look.py TARGET HEAD NAME``
 
-It takes a pair that drafting pays for, lets it answer a few times, and writes the fastest of the
+It takes a target and a head that pays for it, lets it answer a few times, and writes the fastest of the
 replies that were surely faster than plain, as a round log without folders and hashes. Run it on a
 quiet machine: the times are real.
 """
@@ -35,11 +35,11 @@ def slim(value: object) -> object:
     return round(value, ROUNDED) if isinstance(value, float) else value
 
 
-def main(target: str, draft: str, name: str) -> None:
-    params = GenerateParams(seed=7, max_tokens=96, proposer="draft")
+def main(target: str, head: str, name: str) -> None:
+    params = GenerateParams(seed=7, max_tokens=96, proposer="eagle3")
     with tempfile.TemporaryDirectory() as logs:
         found = []
-        with Engine.load(target, draft, EngineOptions(n_ctx=2048)) as engine:
+        with Engine.load(target, "none", EngineOptions(n_ctx=2048, heads=(head,))) as engine:
             engine.windows.profile.path = None
             engine.measure()
             plain = params.replace(speculate=False)
@@ -64,8 +64,7 @@ def main(target: str, draft: str, name: str) -> None:
             told = json.loads(line)
             if told["type"] == "run":
                 told |= {"question": QUESTION, "what": name}
-                for model in (told["target"], told["draft"]):
-                    model["path"] = Path(model["path"]).name
+                told["target"]["path"] = Path(told["target"]["path"]).name
             file.write(json.dumps(slim(told), ensure_ascii=False, separators=(",", ":")) + "\n")
     print(f"{OUT}: {OUT.stat().st_size / 1e3:.0f} kB", file=sys.stderr)
 
