@@ -163,10 +163,8 @@ def show(run: str, turn: int | None, limit: int | None, as_json: bool) -> None:
 @json_option
 def stats(runs: tuple[str, ...], every: bool, as_json: bool) -> None:
     """Show totals, and acceptance by position and by source."""
-    paths = list_runs() if every else [find_run(run) for run in runs or ("last",)]
-    if not paths:
-        raise StoreError("there is no round log yet", "make one: specllama run 'Hello'")
-    records = [read_run(path) for path in paths]
+    named = [find_run(run) for run in runs or ("last",)]
+    records = [read_run(path) for path in (list_runs() if every else named)]
     rounds = [done for record in records for done in record.rounds]
     if not rounds and any(turn.finished for record in records for turn in record.turns):
         name = records[0].run
@@ -244,6 +242,7 @@ def plot(run: str, as_json: bool) -> None:
     output.line(f"{charts.time_chart(slices)}\n")
     output.line("accepted by position in the draft" if positions else "nothing was drafted")
     output.write(charts.position_chart(positions))
+    _say_skipped(record)
 
 
 @command.command("path")
