@@ -335,6 +335,7 @@ def test_tuning_a_pair(engine: Engine) -> None:
     result = tune(
         engine,
         PROMPTS,
+        base=GenerateParams(),
         temperatures=(0.0, 1.0),
         per_slice=1,
         max_tokens=16,
