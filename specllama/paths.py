@@ -1,4 +1,7 @@
-"""Folders of specllama. ``SPECLLAMA_HOME`` moves them all (tests, portable installs)."""
+"""Folders of specllama, and the packages that it runs with.
+
+``SPECLLAMA_HOME`` moves all folders (tests, portable installs).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import os
 import shlex
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 from specllama.errors import UsageError
@@ -156,6 +160,21 @@ def pip_install(words: str) -> str:
         return f"uv pip install --python {python} {words}"
     active = os.environ.get("VIRTUAL_ENV") == sys.prefix
     return f"{'pip' if active else f'{python} -m pip'} install {words}"
+
+
+@cache
+def package_versions(*more: str) -> dict[str, str]:
+    """Return the versions that decide results, and those of more packages, importing none."""
+    from importlib import metadata
+    from platform import python_version
+
+    versions = {"python": python_version()}
+    for name in ("specllama", "llama-cpp-python", "numpy", *more):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
 
 
 def bundled_dir() -> Path:

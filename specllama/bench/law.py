@@ -208,12 +208,11 @@ class LawTest:
     """A test that reads tokens one by one and reports if they come from another law.
 
     Args:
-        slack: see the module. alarm: the largest rate of false alarms.
+        slack: see the module.
         seed: of the coins that break ties between tokens of the same chance.
     """
 
-    def __init__(self, *, slack: float = 0.0, alarm: float = ALARM, seed: int = 0) -> None:
-        self.alarm = alarm
+    def __init__(self, *, slack: float = 0.0, seed: int = 0) -> None:
         self.slack = slack
         self.tokens = 0
         self.found_at: int | None = None
@@ -239,7 +238,7 @@ class LawTest:
         self.tokens += 1
         self.now = float(evidence(self._wealth))
         self.most = max(self.most, self.now)
-        if self.found_at is None and self.now >= -math.log(self.alarm):
+        if self.found_at is None and self.now >= -math.log(ALARM):
             self.found_at, self._by = self.tokens, self._leader()
         return self.shown
 

@@ -79,8 +79,7 @@ class SpeedModel:
         """
         drafted = [one for one in passes if one.drafted]
         step = median(singles) if singles else None
-        units = [(one, one.plain_ms or step) for one in drafted]
-        known = [(one, ms) for one, ms in units if ms]
+        known = [(one, ms) for one in drafted if (ms := one.plain_ms or step)]
         alpha = payoff(drafted, None).checked
         if len(known) < ENOUGH or alpha is None:
             return None
@@ -208,11 +207,7 @@ class RaceBoard:
 
     def drop_halves(self, tab: str) -> None:
         """Forget the laps that did not come to their end."""
-        kept = [run for ways in self.laps(tab).values() for run in ways.values()]
-        if kept:
-            self.runs[tab] = kept
-        else:
-            self.runs.pop(tab, None)
+        self.runs[tab] = [run for ways in self.laps(tab).values() for run in ways.values()]
 
     def plain(self, tab: str) -> Run | None:
         """Return the newest plain run, which may still go on."""
@@ -312,8 +307,7 @@ def _same(row: Row) -> tuple[int, int]:
 
 def model(board: RaceBoard) -> SpeedModel | None:
     """Return the speed model with the pair's own figures from races."""
-    laps = [lap for tab in ("race", "sweep") for lap in board.laps(tab).values()]
-    runs = [run for lap in laps for run in lap.values()]
+    runs = [run for lap in board.laps("race").values() for run in lap.values()]
     singles = singles_of(p for run in runs if run.name == PLAIN for p in run.passes)
     return SpeedModel.of([p for run in runs if run.name != PLAIN for p in run.passes], singles)
 

@@ -25,8 +25,8 @@ from specllama.bench.outcome import Pairs, as_one, between, pairs
 from specllama.errors import ModelUnavailable
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.models.receipts import sha256_of
+from specllama.paths import package_versions
 from specllama.rates import GuessShares, share, total
-from specllama.store.rounds import package_versions
 from specllama.text import figure
 from specllama.verdict import judge
 
@@ -185,9 +185,7 @@ def to_json(comparison: Comparison, *, texts: bool = False) -> dict[str, Any]:
 # ---- how it was measured
 
 
-def provenance(
-    info: EngineInfo, arguments: Sequence[str] | None = None, *, hashes: bool = True
-) -> dict[str, Any]:
+def provenance(info: EngineInfo, *, hashes: bool = True) -> dict[str, Any]:
     """Return a block for JSON. Files are named without their folder; hashing reads each once."""
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -205,7 +203,7 @@ def provenance(
         },
         "target": _model(info.target, hashes),
         "draft": None if info.draft is None else _model(info.draft, hashes),
-        "arguments": list(sys.argv[1:] if arguments is None else arguments),
+        "arguments": sys.argv[1:],
     }
 
 

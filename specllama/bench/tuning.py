@@ -123,7 +123,7 @@ def tune(
     engine: Engine,
     prompts: Sequence[BenchPrompt],
     *,
-    base: GenerateParams | None = None,
+    base: GenerateParams,
     temperatures: Sequence[float] = (0.0, 0.7, 1.0),
     per_slice: int = 3,
     max_tokens: int = 64,
@@ -140,7 +140,6 @@ def tune(
         progress: called with the share that is done.
         say: called with what comes next, and about how long it takes.
     """
-    base = base or GenerateParams()
     profile, (chosen, others) = engine.windows.profile, split(prompts, per_slice)
     text = [token for prompt in chosen for token in engine.encode(prompt.content)[0]]
     drafter = engine.drafters.get("draft")

@@ -173,18 +173,12 @@ def _module(command: str) -> str:
 def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if not value or ctx.resilient_parsing:
         return
-    import platform
-    from importlib import metadata
-
     from specllama import __version__
+    from specllama.paths import package_versions
 
-    try:
-        binding = metadata.version("llama-cpp-python")
-    except metadata.PackageNotFoundError:
-        binding = "not installed"
-    output.line(
-        f"specllama {__version__} (llama-cpp-python {binding}, Python {platform.python_version()})"
-    )
+    known = package_versions()
+    python, binding = known["python"], known["llama-cpp-python"]
+    output.line(f"specllama {__version__} (llama-cpp-python {binding}, Python {python})")
     ctx.exit()
 
 

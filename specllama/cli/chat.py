@@ -119,30 +119,19 @@ def command(
             session.close()
 
 
-def _require_files(*named: str | None) -> None:
-    """Refuse a file that is not there before the app opens.
-
-    Raises:
-        ModelUnavailable: with the names that are near.
-    """
-    from specllama.models.refs import resolve as found
-
-    for ref in named:
-        if ref and ref.endswith(".gguf"):
-            found(ref)
-
-
 def _can_draw() -> bool:
     return output.all_terminals() and os.environ.get("TERM") != "dumb"
 
 
 def _terminal_app(settings: Settings, resume: str | None, server: Address | None) -> int:
     from specllama.engine.host import EngineHost, LoadEngine
-    from specllama.models.refs import lasting
+    from specllama.models import refs
     from specllama.tui.state import Preferences
 
     session_id = None
-    _require_files(settings["model"], settings["draft-model"])
+    for ref in (settings["model"], settings["draft-model"]):
+        if ref and ref.endswith(".gguf"):
+            refs.resolve(ref)  # one that is not there is refused before the app opens
     if resume is not None:
         with stored() as store:
             session_id = store.find(resume)
@@ -153,7 +142,7 @@ def _terminal_app(settings: Settings, resume: str | None, server: Address | None
         model = loading.model_of(settings, quiet=False)
     draft, options = settings["draft-model"], settings.engine_options()
     pair = (model, draft) if model else (prefs.last_target, draft or prefs.last_draft or None)
-    recipe = LoadEngine(lasting(pair[0]), pair[1] and lasting(pair[1]), options)
+    recipe = LoadEngine(refs.lasting(pair[0]), pair[1] and refs.lasting(pair[1]), options)
     with nullcontext() if server is not None else EngineHost(recipe) as ahead:
         if ahead is not None:
             ahead.begin()  # another process: it loads while this one imports what draws

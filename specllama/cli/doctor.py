@@ -17,7 +17,7 @@ from specllama.cli.options import (
     resolve,
     settings_options,
 )
-from specllama.paths import pip_install
+from specllama.paths import package_versions, pip_install
 from specllama.settings.config_file import Settings
 from specllama.settings.params import EngineOptions
 from specllama.text import size
@@ -81,22 +81,14 @@ def command(parallel: int, as_json: bool, **flags: Any) -> int:
 
 
 def _versions() -> list[DoctorLine]:
-    import platform
-    from importlib import metadata
-
     from specllama import __version__
 
-    found = []
-    for package in ("llama-cpp-python", "huggingface-hub", "textual", "numpy"):
-        try:
-            found.append(f"{package} {metadata.version(package)}")
-        except metadata.PackageNotFoundError:
-            found.append(f"{package} missing")
-    packages, words = ok, ", ".join(found)
-    if any(text.endswith("missing") for text in found):
+    (_, python), _, *found = package_versions("huggingface-hub", "textual").items()
+    packages, words = ok, ", ".join(map(" ".join, found))
+    if "not installed" in words:
         again = f"in specllama's folder: {pip_install('--force-reinstall .')}"
         packages = partial(bad, advice=again)
-    version = f"{__version__}, Python {platform.python_version()}"
+    version = f"{__version__}, Python {python}"
     return [ok("specllama", version), packages("packages", words)]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -127,16 +126,9 @@ def rm(ids: tuple[str, ...], every: bool, typed: bool, yes: bool) -> None:
     if every:
         states.forget("*")  # what a server's clients left, too
     if typed:
-        for path in _typed():
+        from specllama.cli.lines import history_file
+
+        app = data_dir() / "tui"
+        for path in (history_file(), app / "history.jsonl", app / "unsent.json"):
             path.unlink(missing_ok=True)
     diagnostics.note(f"deleted {what}")
-
-
-def _typed() -> list[Path]:
-    from specllama.cli.lines import history_file
-
-    return [
-        history_file(),
-        data_dir() / "tui" / "history.jsonl",
-        data_dir() / "tui" / "unsent.json",
-    ]

@@ -101,7 +101,7 @@ def load(
         OpeningPair(target, draft, options, on_progress=on_progress, cancel=cancel) as opening,
     ):
         from specllama.engine.engine import Engine
-        from specllama.store.rounds import package_versions
+        from specllama.paths import package_versions
 
         package_versions()  # while weights are read: the log of a reply begins with them
         engine = Engine.of(opening)

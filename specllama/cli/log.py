@@ -43,6 +43,7 @@ Examples:
   specllama log show                     the last run, round by round
   specllama log stats 20261121-0152      a run by the start of its name
   specllama log stats --all              every run together
+  specllama log plot                     acceptance over time and by position
   specllama log rm --all                 delete every log
 
 \b
@@ -162,10 +163,8 @@ def show(run: str, turn: int | None, limit: int | None, as_json: bool) -> None:
 @json_option
 def stats(runs: tuple[str, ...], every: bool, as_json: bool) -> None:
     """Show totals, and acceptance by position and by source."""
-    paths = list_runs() if every else [find_run(run) for run in runs or ("last",)]
-    if not paths:
-        raise StoreError("there is no round log yet", "make one: specllama run 'Hello'")
-    records = [read_run(path) for path in paths]
+    named = [find_run(run) for run in runs or ("last",)]
+    records = [read_run(path) for path in (list_runs() if every else named)]
     rounds = [done for record in records for done in record.rounds]
     if not rounds and any(turn.finished for record in records for turn in record.turns):
         name = records[0].run
@@ -218,12 +217,32 @@ def stats(runs: tuple[str, ...], every: bool, as_json: bool) -> None:
     ]
     show_table(sources.items(), columns)
     if positions:
-        output.line()
-        output.line("by position in the draft")
-        for text in charts.position_chart(positions, 20):
-            output.line(text)
+        output.line("\nby position in the draft")
+        output.write(charts.position_chart(positions))
     for record in records:
         _say_skipped(record)
+
+
+@command.command("plot")
+@run_argument
+@json_option
+def plot(run: str, as_json: bool) -> None:
+    """Draw acceptance over time and by position."""
+    record = read_run(find_run(run))
+    if not record.rounds:
+        raise StoreError(f"{record.run} has no rounds to draw")
+    slices = summary.over_time(record, min(output.width() - 10, 100, len(record.rounds)))
+    positions = SpecStats.of(record.rounds).by_depth
+    if as_json:
+        middles = [[(begin + end) / 2, kept] for begin, end, kept in slices]
+        depths = [[p.depth, p.of_rounds] for p in positions]
+        output.json_line({"run": record.run, "over_time": middles, "by_position": depths})
+        return
+    output.line(f"{_headline(record)}\n\naccepted drafts over time")
+    output.line(f"{charts.time_chart(slices)}\n")
+    output.line("accepted by position in the draft" if positions else "nothing was drafted")
+    output.write(charts.position_chart(positions))
+    _say_skipped(record)
 
 
 @command.command("path")

@@ -231,12 +231,10 @@ def _option(setting: Setting) -> Callable[[Decorated], Decorated]:
         elif setting.kind == "bool":
             shown = "on" if shown else "off"
         help_text += f"  [default: {shown}]"
-    if setting.kind == "bool":
-        flags = setting.flags or (f"--{setting.name}/--no-{setting.name}",)
-        return grouped(*flags, key, group=setting.group, default=None, help=help_text)
-    flags = setting.flags or (f"--{setting.name}",)
+    switch = f"/--no-{setting.name}" if setting.kind == "bool" else ""
+    flags = setting.flags or (f"--{setting.name}{switch}",)
     complete = completion.models if setting.field in ("app.model", "app.draft_model") else None
-    kind = click.Choice(setting.choices) if setting.choices else _TYPES[setting.kind]
+    kind = click.Choice(setting.choices) if setting.choices else _TYPES.get(setting.kind)
     return grouped(
         *flags,
         key,
@@ -244,7 +242,7 @@ def _option(setting: Setting) -> Callable[[Decorated], Decorated]:
         type=kind,
         default=None,
         multiple=setting.kind == "texts",
-        metavar=setting.metavar or (None if setting.choices else _METAVARS[setting.kind]),
+        metavar=setting.metavar or (None if setting.choices else _METAVARS.get(setting.kind)),
         help=help_text,
         shell_complete=complete,
     )

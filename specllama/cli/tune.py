@@ -22,7 +22,7 @@ from specllama.cli.options import (
     temperatures_option,
 )
 from specllama.cli.progress import Bar
-from specllama.errors import Cancelled
+from specllama.errors import Cancelled, UsageError
 from specllama.settings.params import GenerateParams
 from specllama.signals import Interrupted
 
@@ -86,7 +86,6 @@ def command(
     from specllama.bench.prompts import half, load_prompts
     from specllama.bench.report import provenance
     from specllama.bench.tuning import tune
-    from specllama.errors import UsageError
     from specllama.paths import barred, profiles_dir
 
     if pair is not None and flags["model"] is not None:

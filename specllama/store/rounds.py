@@ -21,8 +21,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +31,7 @@ from specllama.errors import SpecllamaError, StoreError, UsageError
 from specllama.events import Event, Finished, Notice, RoundDone, Started, with_unknown
 from specllama.files import DAMAGE
 from specllama.interface import EngineInfo, EngineLike, Message, ModelInfo, Prompt
-from specllama.paths import private_folder, rounds_dir
+from specllama.paths import package_versions, private_folder, rounds_dir
 from specllama.settings.params import GenerateParams
 from specllama.store.codec import encode, encode_event, params_to_dict
 from specllama.told import Told, news
@@ -42,18 +40,6 @@ SCHEMA = "specllama.rounds.v1"
 HASH_BYTES = 64 * 2**20  # larger files are hashed only by hub pull, which leaves a receipt
 _LINE_NAMES = {"start": Started, "round": RoundDone, "finish": Finished}
 _NAME_OF = {cls: name for name, cls in _LINE_NAMES.items()}
-
-
-@cache
-def package_versions() -> dict[str, str]:
-    """Return the versions that decide results; import nothing heavy to read them."""
-    versions = {"python": platform.python_version()}
-    for name in ("specllama", "llama-cpp-python", "numpy"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return versions
 
 
 def circumstances(info: EngineInfo, params: GenerateParams) -> dict[str, Any]:
@@ -373,8 +359,7 @@ def find_run(selector: str, folder: Path | None = None) -> Path:
     if selector == "last":
         return runs[0]
     matches = [p for p in runs if p.stem.startswith(selector) or p.stem.endswith(f"-{selector}")]
-    exact = [p for p in matches if p.stem == selector]
-    matches = exact or matches
+    matches = [p for p in matches if p.stem == selector] or matches
     if not matches or not selector:
         raise StoreError(f"no round log is named {selector!r}", "list them: specllama log ls")
     if len(matches) > 1:

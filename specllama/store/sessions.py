@@ -35,6 +35,7 @@ from specllama.paths import sessions_file
 from specllama.replies import attach
 from specllama.store import database, search, states
 from specllama.store.message_tree import StoredMessage, Tree
+from specllama.text import encodable
 
 logger = logging.getLogger("specllama.store")
 
@@ -164,7 +165,7 @@ class SessionStore(Closes):
                 identity,
                 _clean(title) or UNTITLED,
                 bool(title),
-                _text(system),
+                encodable(system),
                 json.dumps(settings or {}),
                 now,
                 now,
@@ -195,7 +196,7 @@ class SessionStore(Closes):
             ContinuedElsewhere: it is not as ``seen``; nothing was written.
         """
         now = _later_than(seen)
-        content = _text(message.content)
+        content = encodable(message.content)
         stats = json.dumps(message.stats) if message.stats else None
         seams = json.dumps(message.seams) if message.seams else None
         statements: list[tuple[Any, ...]] = [
@@ -205,7 +206,7 @@ class SessionStore(Closes):
                 "role = excluded.role, content = excluded.content, state = excluded.state, "
                 "stats = excluded.stats, reasoning = excluded.reasoning, seams = excluded.seams",
                 *(session, seq, message.role, content, message.state, stats, now),
-                *(_text(message.reasoning), seams, seq - 1 if parent is None else parent),
+                *(encodable(message.reasoning), seams, seq - 1 if parent is None else parent),
             ),
             _choose(session, seq, now),
         ]
@@ -251,7 +252,7 @@ class SessionStore(Closes):
     ) -> None:
         """Change the system prompt or the stored settings of a session."""
         if system is not None:
-            self._write(("UPDATE sessions SET system = ? WHERE id = ?", _text(system), session))
+            self._write(("UPDATE sessions SET system = ? WHERE id = ?", encodable(system), session))
         if settings is not None:
             text = json.dumps(settings)
             self._write(("UPDATE sessions SET settings = ? WHERE id = ?", text, session))
@@ -316,11 +317,10 @@ class SessionStore(Closes):
 
     def title(self, session: str) -> str:
         """Return the title alone; empty if there is no such session or it cannot be read."""
-        try:
-            rows = self._rows("SELECT title FROM sessions WHERE id = ?", (session,))
-        except StoreError:
-            return ""
-        return str(rows[0][0]) if rows else ""
+        with suppress(StoreError):
+            for (title,) in self._rows("SELECT title FROM sessions WHERE id = ?", (session,)):
+                return str(title)
+        return ""
 
     def get(self, session: str) -> StoredSession:
         """Read a session; raise StoreError if there is none."""
@@ -490,13 +490,8 @@ def _later_than(seen: float | None) -> float:
     return time.time() if seen is None else max(time.time(), math.nextafter(seen, math.inf))
 
 
-def _text(value: str) -> str:
-    """Replace lone surrogates, which SQLite's UTF-8 cannot hold."""
-    return value.encode("utf-8", "replace").decode("utf-8")
-
-
 def _clean(title: str) -> str:
-    line = " ".join(_text(title).split())
+    line = " ".join(encodable(title).split())
     return line if len(line) <= _TITLE_CHARS else line[: _TITLE_CHARS - 1].rstrip() + "…"
 
 

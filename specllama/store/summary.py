@@ -1,8 +1,9 @@
-"""Summaries of a round log: its runs, and flat rows."""
+"""Summaries of a round log: its runs, over time, and flat rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate, pairwise
 from typing import Any
 
 from specllama.figures import Figures, SpecStats
@@ -19,6 +20,25 @@ def replies_of(records: Iterable[RunRecord]) -> list[Figures]:
 def generated(records: Iterable[RunRecord]) -> Figures:
     """Sum the figures of the replies that wrote more than one token."""
     return Figures.together([one for one in replies_of(records) if one.tok_per_s])
+
+
+def over_time(record: RunRecord, n: int) -> list[tuple[float, float, float | None]]:
+    """Cut a run that has rounds into ``n`` slices of equal length; return when each begins and
+    ends, in seconds, and its acceptance rate.
+
+    The requests follow one another, without the time between turns.
+    """
+    ends = [0.0]
+    for turn in record.turns:
+        ends += [ends[-1] + done.t_s for done in turn.rounds]
+    _, *ends = accumulate(ends, max)  # a damaged line must not make time run backwards
+    begin = max(ends[0] - record.rounds[0].took_ms / 1e3, 0.0)
+    length = (ends[-1] - begin) / n or 1.0
+    slices = [SpecStats() for _ in range(n)]
+    for done, end in zip(record.rounds, ends, strict=True):
+        slices[min(int((end - begin) / length), n - 1)].observe(done)
+    edges = [begin + i * length for i in range(n + 1)]
+    return [(*pair, one.acceptance_rate) for pair, one in zip(pairwise(edges), slices, strict=True)]
 
 
 def stats_dict(stats: SpecStats) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from specllama.engine.opening import OpeningPair
 from specllama.engine.pair_loading import SamplerChains
 from specllama.engine.prompting import Prompting
 from specllama.errors import DoesNotFit, UsageError
+from specllama.interface import Closes
 from specllama.models.gguf import GgufHeader
 from specllama.models.nextn_blocks import trunk_blocks
 from specllama.settings.params import EngineOptions, Repacking
@@ -124,7 +125,7 @@ class Gathering:
         )
 
 
-class Teacher:
+class Teacher(Closes):
     """An opened target that writes replies and gives its states away.
 
     Args:
@@ -208,12 +209,6 @@ class Teacher:
 
     def close(self) -> None:
         self._close()
-
-    def __enter__(self) -> Teacher:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def read_again(

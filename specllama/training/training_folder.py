@@ -16,7 +16,6 @@ from specllama.models import refs
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES, unexposed
 from specllama.models.loadable import check_loadable
-from specllama.store.rounds import package_versions
 from specllama.text import size
 from specllama.training.corpus import TEXTS
 from specllama.training.features import layers_read
@@ -217,7 +216,7 @@ def begin(
             words=min(words, target.vocab_size),
             start=f"{start.path.name} ({start.text('general.name')})" if start else "",
             best=there,
-            versions=package_versions(),
+            versions=paths.package_versions(),
         )
     if card.fingerprint != target.fingerprint:
         raise UsageError(

@@ -9,12 +9,14 @@ import click
 import pytest
 from fakes import Reply
 
+from specllama.cli import charts
 from specllama.cli.log import _visible
 from specllama.errors import StoreError
 from specllama.events import RoundDone
 from specllama.figures import SpecStats
 from specllama.paths import rounds_dir
-from specllama.store.rounds import delete_run, list_runs, read_run
+from specllama.store import summary
+from specllama.store.rounds import LoggedTurn, RunRecord, delete_run, list_runs, read_run
 
 LONG = "The target reads all the guesses in a single pass and keeps those it agrees with. " * 3
 
@@ -33,7 +35,7 @@ def test_an_empty_log_is_said(cli) -> None:
     result = cli("log", "ls")
     assert (result.code, result.out) == (0, "")
     assert "no round log yet" in result.err
-    for verb in ("show", "stats"):
+    for verb in ("show", "stats", "plot"):
         result = cli("log", verb)
         assert (result.code, result.out) == (1, "")
         assert "no round log yet" in result.err
@@ -104,6 +106,29 @@ def test_stats_over_every_run(logged) -> None:
     assert "2 runs" in logged("log", "stats", "--all").out
 
 
+def test_plot(logged) -> None:
+    text = logged("log", "plot").out
+    rounds = len(read_run(list_runs()[0]).rounds)
+    rows = text.partition("over time\n")[2].splitlines()[:10]
+    assert [row[:6].strip() for row in rows[:8]] == ["100%", "", "", "50%", "", "", "", "0%"]
+    assert {len(row) for row in rows[:9]} == {8 + rounds}
+    assert rows[9].endswith(" s")
+    assert "accepted by position" in text
+    assert "     1 │█" in text
+    (data,) = logged("log", "plot", "--json").json
+    assert len(data["over_time"]) == rounds
+    assert all(rate is None or 0 <= rate <= 1 for _, rate in data["over_time"])
+    assert data["by_position"][0][0] == 1
+
+
+def test_plot_without_drafts(cli) -> None:
+    cli("run", "x", "--no-spec")
+    result = cli("log", "plot")
+    assert result.code == 0
+    assert "nothing was drafted" in result.out
+    assert "0% │····" in result.out
+
+
 def test_path(logged) -> None:
     assert logged("log", "path").out == f"{rounds_dir()}\n"
     assert logged("log", "path", "last").out == f"{list_runs()[0]}\n"
@@ -115,7 +140,7 @@ def test_damage_and_the_future_never_break_it(logged) -> None:
     lines[3] = b'{"type": "round", "drafted": "no"}\n'
     lines.insert(2, b'{"type": "from the future", "x": 1}\n')
     path.write_bytes(b"".join(lines) + b'{"type": "round", "torn')
-    for args in (["ls"], ["show"], ["stats"]):
+    for args in (["ls"], ["show"], ["stats"], ["plot"]):
         result = logged("log", *args)
         assert result.code == 0, args
         assert "Traceback" not in result.err
@@ -124,6 +149,9 @@ def test_damage_and_the_future_never_break_it(logged) -> None:
         path.write_bytes(content)
         for args in (["ls"], ["show"], ["stats"]):
             assert logged("log", *args).code == 0, (content, args)
+        result = logged("log", "plot")
+        assert result.code == 1
+        assert "has no rounds to draw" in result.err
 
 
 def test_a_hostile_log_cannot_reach_the_terminal(logged) -> None:
@@ -149,6 +177,38 @@ def round_at(t_s: float, **changes: object) -> RoundDone:
         "verify_ms": 300.0, "other_ms": 100.0,
     }  # fmt: skip
     return RoundDone(**{**values, **changes})
+
+
+def over_time(*turns: tuple[float, ...]) -> list[tuple[float, float, float | None]]:
+    """Four slices of requests whose rounds end then and keep one guess of two."""
+    logged = [LoggedTurn(n, rounds=[round_at(end) for end in t]) for n, t in enumerate(turns)]
+    return summary.over_time(RunRecord(Path("log"), turns=logged), 4)
+
+
+def test_slices_of_time() -> None:
+    slices = over_time((0.5, 1.0, 1.5, 4.0))
+    assert slices == [(0, 1, 0.5), (1, 2, 0.5), (2, 3, None), (3, 4, 0.5)]
+    # one request after the other, without the time between them
+    assert over_time((0.5, 1.0), (0.6, 3.0)) == slices
+    # a clock that jumps back stands still
+    assert over_time((0.5, 1.5, 1.0, 4.0)) == slices
+    assert over_time((0.0,))[0][2] == over_time((-9.0,))[0][2] == 0.5
+
+
+def test_the_chart_of_a_time() -> None:
+    times = [(0.0, 1.0, 0.0), (1.0, 2.0, None), (2.0, 3.0, 0.5), (3.0, 4.0, 0.6875), (4.0, 5.0, 1)]
+    assert charts.time_chart(times).splitlines() == [
+        "  100% │    █",
+        "       │    █",
+        "       │   ▄█",
+        "   50% │   ██",
+        "       │  ███",
+        "       │  ███",
+        "       │  ███",
+        "    0% │▁·███",
+        "       └─────",
+        "        0.0 5.0 s",
+    ]
 
 
 def test_positions_of_trees_and_cuts() -> None:

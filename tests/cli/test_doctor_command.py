@@ -38,6 +38,17 @@ def test_a_sound_installation(capsys: pytest.CaptureFixture[str]) -> None:
     assert not [check for check in checks.values() if check["status"] == "bad"]
 
 
+def test_a_package_that_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = paths.package_versions("huggingface-hub", "textual") | {"textual": "not installed"}
+    monkeypatch.setattr("specllama.cli.doctor.package_versions", lambda *more: known)
+    check = run(capsys, 1)["packages"]
+    assert check["status"] == "bad"
+    assert check["found"].endswith("textual not installed")
+    assert "--force-reinstall" in check["advice"]
+
+
 def test_the_table_is_readable(capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["doctor"]) == 0
     out = capsys.readouterr().out

@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / ".github" / "json.md"
 MAPS = {"by_source", "memory", "report"}
 
 DOCUMENTS = (
-    "log ls", "log stats", "hub ls",
+    "log ls", "log stats", "log plot", "hub ls",
     "hub info tiny", "hub verify", "hub pairs", "pair tiny", "config show",
     "doctor", "history ls",
 )  # fmt: skip

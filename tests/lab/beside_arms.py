@@ -35,8 +35,8 @@ from specllama.bench.prompts import BenchPrompt, load_prompts
 from specllama.errors import EngineError
 from specllama.events import NO_GUESS, RoundDone
 from specllama.models.memory import available_memory
+from specllama.paths import package_versions
 from specllama.settings.params import EngineOptions, GenerateParams
-from specllama.store.rounds import package_versions
 
 if TYPE_CHECKING:
     from specllama.engine.engine import Engine

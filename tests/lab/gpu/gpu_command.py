@@ -32,9 +32,9 @@ from specllama.cli import diagnostics, output
 from specllama.cli.options import LOADING, GroupedCommand, grouped, resolve, settings_options
 from specllama.errors import SpecllamaError
 from specllama.models.refs import resolve_pair
+from specllama.paths import package_versions
 from specllama.settings.config_file import Settings
 from specllama.settings.setting import variable_of
-from specllama.store.rounds import package_versions
 
 GROUP = "GPU check"
 TOOLS = ("llama-bench", "llama-server")

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -229,9 +230,12 @@ def test_percentiles() -> None:
     assert percentile([1.0, 2.0, 3.0, 4.0], 1.0) == 4.0
 
 
-def test_reports_are_complete_and_self_contained(engine: Engine, tmp_path: Path) -> None:
+def test_reports_are_complete_and_self_contained(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["specllama", "bench", "run"])
     result = Comparison.of(both(engine), tasks(12), repetitions=1)
-    result.provenance = provenance(engine.info, ["bench", "run"])
+    result.provenance = provenance(engine.info)
     path = tmp_path / "report.json"
     path.write_bytes(msgspec.json.encode(to_json(result)))
     data = read_report(path)
@@ -331,6 +335,7 @@ def test_tuning_a_pair(engine: Engine) -> None:
     result = tune(
         engine,
         PROMPTS,
+        base=GenerateParams(),
         temperatures=(0.0, 1.0),
         per_slice=1,
         max_tokens=16,
