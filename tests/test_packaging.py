@@ -21,8 +21,8 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = {"specllama": "specllama", "specllama.tui": "tui", "specllama.models": "models"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
-MAX_WHEEL_BYTES = 12 * 10**6
-MAX_SDIST_BYTES = 16 * 10**6
+MAX_WHEEL_BYTES = 20 * 10**6  # with the head of SmolLM2, as the source archive
+MAX_SDIST_BYTES = 22 * 10**6
 # What a checkout has at its top, and the source archive has, too.
 TRACKED = (
     *("specllama", "tui", "models", "share", "tests", ".github", ".ci"),

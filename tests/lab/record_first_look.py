@@ -2,9 +2,9 @@
 
 ``python record_first_look.py TARGET HEAD NAME``
 
-It takes a target and a head that pays for it, lets it answer a few times, and writes the fastest of the
-replies that were surely faster than plain, as a round log without folders and hashes. Run it on a
-quiet machine: the times are real.
+It takes a target and a head that pays for it, lets it answer a few times, and writes the fastest of
+the replies that were surely faster than plain, as a round log without folders and hashes. Run it on
+a quiet machine: the times are real.
 """
 
 from __future__ import annotations

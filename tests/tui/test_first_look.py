@@ -115,7 +115,7 @@ def test_the_recording_is_of_a_pair_that_drafting_helps() -> None:
     assert found.finished.text.startswith(text[:40])
     file = Path(first_look.__file__).parents[1] / "recorded.jsonl"
     assert file.stat().st_size < 60_000
-    assert '/' not in json.loads(file.read_text("utf-8").splitlines()[0])["target"]["path"]
+    assert "/" not in json.loads(file.read_text("utf-8").splitlines()[0])["target"]["path"]
 
 
 async def test_the_first_chat_of_the_bundled_pair_shows_drafting(start: Any) -> None:
