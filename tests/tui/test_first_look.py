@@ -40,7 +40,7 @@ async def test_the_first_launch_plays_a_recorded_reply_and_then_says_what_to_do(
     monkeypatch.setattr(memory, "total_memory", lambda: 16_000_000_000)
     async with start(target="tiny", size=(80, 24)) as d:
         look = d.app.chat.query_one(FirstLook)
-        assert "A recording: the bundled model at the cost of a 1 B model" in d.shown
+        assert "A recording: SmolLM2 135M Instruct with its head, BF16" in d.shown
         assert recording().question in d.shown
         assert "reads them all in one pass" in d.shown
         half = recording().seconds / 2
