@@ -61,7 +61,7 @@ def started_from(folder: Path) -> GgufHeader | None:
 
 def choose_start(asked: str | None, target: GgufHeader, folder: Path) -> GgufHeader | None:
     """Choose the head that a training starts from; without ``asked``, what it started from before,
-    or a fitting one that ships for the target, or is named after it and was trained for another.
+    or a fitting one that is named after the target, or ships for it.
 
     Args:
         asked: its reference, or ``NOTHING``.
@@ -75,11 +75,8 @@ def choose_start(asked: str | None, target: GgufHeader, folder: Path) -> GgufHea
     if begun and asked in (None, NOTHING):
         return before
     for head in known_heads(target) if asked is None else ():
-        made = card_inside(head.path)
         with suppress(SpecllamaError):  # of another kind, or of a target that is not alike
-            fits = not other_sizes(head, target, layers) and bool(read_weights(head))
-            ours = made is not None and made.fingerprint == target.fingerprint
-            if fits and (not ours or head.path.parent == paths.bundled_dir()):
+            if not other_sizes(head, target, layers) and read_weights(head):
                 return head
     if asked in (None, NOTHING):
         return None
