@@ -208,25 +208,19 @@ class Weighing(DraftJudge):
         gained, rounds = self._promise(source, draft.within(lag, full - rest, depth), full)
         if gained <= 0.0:
             blind = 0.0 if self._peek else row  # see ``take``
-            earns = blind - rounds * gained <= self._ledger.balance(self._booking.payer) * one
-            # looking is worth a loss of BEHIND only if right guesses could win it back in a reply
-            if n or not earns or self._ideal() < 1.0 + BEHIND * EPSILON:
+            if n or blind - rounds * gained > self._ledger.balance(self._booking.payer) * one:
                 cost = (self._step + row) * self._rate
-                self._why = f"drafting would not pay: {source.mean:.2f} tokens for {cost:.2f} steps"
+                earned = f"{source.mean:.2f} tokens expected for {cost:.2f} steps of time"
+                self._why = f"drafting would not pay: {earned}"
                 return 0
             self._exploring = True
         least, read = min(lag, RECENT), draft.within(lag, self._stake - rest, depth)
         if read < least:
             need = (draft.ms(least, depth) + rest) / one
-            self._why = f"waiting: catching up costs up to {need:.1f} steps, more than the budget"
+            dear = f"catching up would cost up to {need:.1f} steps, more than the budget"
+            self._why = f"waiting: {dear}"
             return 0
         return read
-
-    def _ideal(self) -> float:
-        """Return the speed of drafts of which every guess is right, over plain decoding."""
-        n = np.arange(1.0, self._most + 1.0)
-        took = np.array(self._v[2:]) + self._step + self._next * (n - 1.0)
-        return float(np.max((n + 1.0) * self.one / took))
 
     def _scouts(self, rows: int) -> int:
         """Return how many scout rows a pass may have in addition to its own."""
