@@ -61,7 +61,7 @@ _FOR_TRAINING = 0.97  # of the time; the rest is for looking at the head
               help="Tokens that the head can guess. Unset: a sixth of the target's.")  # fmt: skip
 @click.option("--start-from", metavar="HEAD", shell_complete=completion.models,
               help="An EAGLE-3 head of the same sizes to start from, or none. Unset: one that is "
-              "named after TARGET and was trained for another file, if there is one.")  # fmt: skip
+              "named after TARGET or ships for it, if it fits.")  # fmt: skip
 @click.option("--seed", type=SEED, default=1, show_default=True, help="Seed of all that is drawn.")
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False),
               help="Folder of texts, features and weights. Unset: one in the cache for each "
