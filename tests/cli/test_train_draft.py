@@ -374,7 +374,11 @@ def test_a_killed_training_goes_on_and_another_one_waits(
         assert card.spent_s > spent
         spent, written = card.spent_s, card.written
         assert time.monotonic() - began < 30
-    head = target.with_name("eagle3-some-q4_0.gguf")
+    head, end = target.with_name("eagle3-some-q4_0.gguf"), time.monotonic() + 60
+    running = Running(target, 10)
+    while not head.exists() and time.monotonic() < end:  # a busy machine may be killed before
+        time.sleep(0.02)
+    running.end(signal.SIGKILL)
     assert read_header(head).metadata[METADATA]
 
 
