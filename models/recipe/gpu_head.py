@@ -21,7 +21,7 @@ import copy
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +36,8 @@ from specllama.models.gguf import read_header
 from specllama.training.eagle_head import EagleHead, rope_tables, rotate
 from specllama.training.head_file import HeadShape, head_shape
 from specllama.training.head_seed import seed_head
+from specllama.training.lessons import ChainCount, Lesson
+from specllama.training.trainer import judged_steps, right_guesses, windows
 
 WORDS = 8192  # that the head can guess
 LONGEST, QUESTION = 256, 64  # tokens of a reply, and of a question that the target asks
@@ -260,19 +262,6 @@ def report(**what: Any) -> None:
 # -- lessons --
 
 
-class Lesson(NamedTuple):
-    """See ``specllama.training.lessons.Lesson``; ``p`` [judged places, words] is a whole law."""
-
-    tokens: Tensor
-    embedded: Tensor
-    features: Tensor
-    states: Tensor
-    judged: Tensor
-    p: Tensor
-    best: Tensor
-    follows: Tensor
-
-
 class Teacher:
     """A target that makes lessons of texts."""
 
@@ -282,7 +271,10 @@ class Teacher:
         self.row[words] = torch.arange(len(words), device=target.device)
 
     def lesson(self, texts: list[Text]) -> Lesson:
-        """Read texts side by side, each at the start of a row. Call it without gradients."""
+        """Read texts side by side, each at the start of a row. Call it without gradients.
+
+        ``p`` [judged places, words] are whole laws, and ``index`` [batch, n] is their row there.
+        """
         target, device = self.target, self.target.device
         n = max(len(t.tokens) for t in texts)
         tokens = torch.zeros(len(texts), n, dtype=torch.long)
@@ -305,12 +297,14 @@ class Teacher:
         follows = torch.zeros_like(judged)
         follows[judged] = next_but_one == top
         final = F.rms_norm(state, (target.width,), None, target.eps)
+        index = torch.full_like(best, -1)
+        index[judged] = torch.arange(len(top), device=device)
         return Lesson(
-            tokens,
             target.embed(tokens[:, 1:]),
             torch.cat([x[:, :-1] for x in inputs], -1),
             final,
             judged,
+            index,
             torch.cat(laws),
             best,
             follows,
@@ -343,27 +337,16 @@ def law_loss(z: Tensor, p: Tensor) -> Tensor:
 
 def head_losses(head: EagleHead, given: Lesson, dice: torch.Generator) -> tuple[Tensor, float]:
     """Return what a minibatch is to lower, as ``Trainer.losses`` does; and the first step's."""
-    b, n = given.judged.shape
-    window = min(WINDOW, n - 1)
-    first, count = given.judged.int().argmax(1), given.judged.sum(1)
-    drawn = torch.rand(b, generator=dice, device=first.device)
-    start = first + 1 + (drawn * (count - window).clamp(min=1)).long()
-    places = start.clamp(max=n - window)[:, None] + torch.arange(window, device=first.device)
-    row = torch.arange(b, device=first.device)[:, None]
-    where = torch.full(given.judged.shape, -1, dtype=torch.long, device=first.device)
-    where[given.judged] = torch.arange(len(given.p), device=first.device)
-    total, firsts = torch.zeros((), device=first.device), 0.0
-    for k, h in enumerate(head.unroll(given.embedded, given.features, given.judged, places, STEPS)):
-        at, like, which = given.judged, given.states[:, 1:], where
-        if k:
-            at = at[row, places] & given.judged[row, (places - k).clamp(min=0)]
-            at[:, : k - 1] = False
-            like, which = like[row, places], where[row, places]
-        h = h[at]
-        loss = law_loss(head.output(head.output_norm(h)), given.p[which[at]])
+    device = given.judged.device
+    drawn = torch.rand(len(given.judged), generator=dice, device=device)
+    places = windows(given.judged, WINDOW, drawn)
+    total, firsts = torch.zeros((), device=device), 0.0
+    for k, (h, at) in enumerate(judged_steps(head, given, places, STEPS)):
+        loss = law_loss(head.output(head.output_norm(h)), given.p[given.index[at]])
         if k == 0:
             firsts = float(loss.detach())
-        total = total + DISCOUNT**k * (loss + ALIKE * F.smooth_l1_loss(h.float(), like[at]))
+        alike = F.smooth_l1_loss(h.float(), given.states[:, 1:][at])
+        total = total + DISCOUNT**k * (loss + ALIKE * alike)
     return total, firsts
 
 
@@ -450,60 +433,26 @@ class Learner:
 # -- how good they are --
 
 
-@dataclass
-class Count:
-    """Right guesses by position, each given that those before it were; passes of chains."""
-
-    right: list[float]
-    per_pass: float
-
-
-def counted(right: Tensor, follows: Tensor, judged: Tensor) -> tuple[Tensor, Tensor, int, int]:
-    """Return right guesses and cases of each position, and the tokens and passes of chains."""
-    hits, cases = [], []
-    alive, kept = judged.clone(), torch.zeros_like(judged, dtype=torch.long)
-    for k in range(len(right)):
-        asked = alive & F.pad(judged[:, k:], (0, k))
-        good = asked & F.pad(right[k][:, k:], (0, k))
-        cases.append(asked.sum())
-        hits.append(good.sum())
-        kept += good
-        alive = good & F.pad(follows[:, k:], (0, k))
-    tokens = passes = 0
-    for row, places in zip(kept.tolist(), judged.tolist(), strict=True):
-        found = [i for i, x in enumerate(places) if x]
-        at, end = (found[0], found[-1]) if found else (0, -1)
-        while at <= end:
-            step = min(row[at] + 1, end + 1 - at)
-            tokens, passes, at = tokens + step, passes + 1, at + step
-    return torch.stack(hits), torch.stack(cases), tokens, passes
-
-
-def measure(head: EagleHead, small: SmallDraft, teacher: Teacher, held: list[Text]) -> list[Count]:
+def measure(
+    head: EagleHead, small: SmallDraft, teacher: Teacher, held: list[Text]
+) -> tuple[ChainCount, ChainCount]:
     """Count the right guesses of both in held-out replies. Call it without gradients."""
-    totals: list[list[Any]] = [[0, 0, 0, 0], [0, 0, 0, 0]]
+    heads, smalls = ChainCount(STEPS), ChainCount(STEPS)
     for at in range(0, len(held), 64):
         given = teacher.lesson(held[at : at + 64])
-        b, n = given.judged.shape
-        places = torch.arange(1, n, device=given.judged.device).expand(b, -1)
-        right = []
-        with torch.autocast(given.judged.device.type, torch.bfloat16):
-            unrolled = head.unroll(given.embedded, given.features, given.judged, places, STEPS)
-            for k, h in enumerate(unrolled):
-                here = given.judged if k == 0 else given.judged[:, 1:]
-                hits = torch.zeros_like(given.judged)
-                guess = head.output(head.output_norm(h[here])).argmax(-1)
-                hits[:, min(k, 1) :][here] = guess == given.best[:, min(k, 1) :][here]
-                right.append(hits)
-            hits = torch.zeros_like(given.judged)
-            guess = small.output(small.norm(small(given.embedded)[given.judged])).argmax(-1)
-            hits[given.judged] = guess == given.best[given.judged]
-        for total, found in zip(
-            totals, (torch.stack(right), torch.stack([hits] * STEPS)), strict=True
-        ):
-            for i, x in enumerate(counted(found, given.follows, given.judged)):
-                total[i] = total[i] + x
-    return [Count((t[0] / t[1]).tolist(), t[2] / max(t[3], 1)) for t in totals]
+        judged = given.judged
+        with torch.autocast(judged.device.type, torch.bfloat16):
+            heads.add(right_guesses(head, given, STEPS), given.follows, judged)
+            guess = small.output(small.norm(small(given.embedded)[judged])).argmax(-1)
+        right = torch.zeros_like(judged)
+        right[judged] = guess == given.best[judged]
+        # a chain of it has read what it guessed, which is the text where it was right
+        smalls.add(right.expand(STEPS, -1, -1), given.follows, judged)
+    return heads, smalls
+
+
+def figures(found: ChainCount) -> dict[str, Any]:
+    return {"right": found.right, "per_pass": found.per_pass}
 
 
 def likeliest(texts: list[Text], n_vocab: int) -> Tensor:
@@ -524,8 +473,7 @@ def begun(target: Target, teacher: Teacher, texts: list[Text]) -> EagleHead:
     )
     head = EagleHead(shape)
     with torch.no_grad():
-        spread = features[judged].square().mean(0).sqrt()
-        head.get_buffer("scale").copy_(1 / spread.clamp(min=1e-6 * float(spread.max())))
+        head.set_scale(features[judged])
         head.output.weight.copy_(target.output[teacher.words].float())
         head.output_norm.weight.copy_(target.norm)
         words = target.embed(teacher.words).cpu()
@@ -580,9 +528,9 @@ def train(path: Path, prompts: Path, out: Path, seconds: float, writing: float) 
                     "tokens": seen,
                     "step": head.step,
                     "loss": loss,
-                    "head": asdict(counts[0]),
+                    "head": figures(counts[0]),
                     "small_loss": small_loss,
-                    "small": asdict(counts[1]),
+                    "small": figures(counts[1]),
                 }
             )
             report(**course[-1])

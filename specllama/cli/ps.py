@@ -68,11 +68,10 @@ def command(url: str, api_key_file: Path | None, as_json: bool) -> None:
     """List the models that a running server has loaded, and what `train-draft` does now."""
     from specllama.training.training_folder import running
 
-    trainings = running()
+    trainings = [*running()]
     for one in trainings:
-        diagnostics.note(
-            f"train-draft {one.target}: {one.doing}; {one.spent_s / 60:.0f} min so far"
-        )
+        minutes = f"{one.spent_s / 60:.0f} min so far"
+        diagnostics.note(f"train-draft {one.target}: {one.doing}; {minutes}")
     try:
         models = loaded(server_address(url, key_file=api_key_file))
     except SpecllamaError:

@@ -61,6 +61,11 @@ class EagleHead(nn.Module):  # type: ignore[misc]
         found["fc.weight"] = found["fc.weight"] * found.pop("scale")
         return found
 
+    def set_scale(self, features: Tensor) -> None:
+        """Set the scale by features [n, fused] as they are. Call it without gradients."""
+        spread = features.square().mean(0).sqrt()
+        self.get_buffer("scale").copy_(1 / spread.clamp(min=1e-6 * float(spread.max())))
+
     def split(self, x: Tensor) -> Tensor:
         """Return the heads apart: [batch, heads, places, size]."""
         return x.unflatten(-1, (self.s.heads, self.s.head_size)).transpose(1, 2)

@@ -137,6 +137,7 @@ class ChainCount:
                 before) is the likeliest token.
             follows: [batch, n] the text goes on with it. judged: [batch, n] places of replies.
         """
+        right, follows, judged = right.cpu(), follows.cpu(), judged.cpu()  # where the counts are
         alive = judged.clone()
         kept = torch.zeros_like(judged, dtype=torch.int64)  # guesses of a chain, at its begin
         for k in range(len(right)):

@@ -102,9 +102,8 @@ class Trainer:
         device: str = "",
         start: GgufHeader | None = None,
     ) -> None:
-        self._start = start
+        self._start, self.kept = start, kept
         plan = self.plan = plan or TrainingPlan()
-        self.kept = kept
         self.device = torch.device(device or best_device())
         self.figures, self.best_per_pass, self.stalled = Milestone(), 0.0, False
         self.best: dict[str, Tensor] = {}
@@ -175,7 +174,8 @@ class Trainer:
         given = self.target.lesson(texts).to(self.device)
         unrolled = self._start is not None or self.figures.tokens >= plan.short
         steps = plan.steps if unrolled else 1
-        loss, first = self.losses(given, self._places(given), steps)
+        dice = torch.rand(len(given.judged), generator=self._dice).to(self.device)
+        loss, first = self.losses(given, windows(given.judged, plan.window, dice), steps)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
         self._muon.step()
@@ -197,37 +197,18 @@ class Trainer:
         The first step counts at all judged places, others at ``places`` (``EagleHead.unroll``).
         """
         total, firsts = torch.zeros((), device=self.device), 0.0
-        row = torch.arange(len(places), device=self.device)[:, None]
         wanted, dtype = given.states[:, 1:], torch.bfloat16 if self._half else torch.float32
         with self._numbers():
-            for k, h in enumerate(self.head.unroll(*given[:2], given.judged, places, steps)):
-                at, index, p, like = given.judged, given.index, given.p, wanted
-                if k:
-                    # a chain begins in the window or just before it, at a judged place
-                    at = at[row, places] & given.judged[row, (places - k).clamp(min=0)]
-                    at[:, : k - 1] = False
-                    index, p, like = index[row, places], p[row, places], wanted[row, places]
-                h = h[at]
+            for k, (h, at) in enumerate(judged_steps(self.head, given, places, steps)):
                 if not len(h):
                     continue
-                x = self.head.output_norm(h)
-                loss = law_loss(x, self.head.output.weight, index[at], p[at], dtype)
-                loss = loss / len(h)
+                x, matrix = self.head.output_norm(h), self.head.output.weight
+                loss = law_loss(x, matrix, given.index[at], given.p[at], dtype) / len(h)
                 if k == 0:
                     firsts = float(loss.detach())
-                if self.plan.alike:
-                    loss = loss + self.plan.alike * F.smooth_l1_loss(h, like[at])
+                loss = loss + self.plan.alike * F.smooth_l1_loss(h, wanted[at])
                 total = total + self.plan.discount**k * loss
         return total, firsts
-
-    def _places(self, given: Lesson) -> Tensor:
-        """Choose a window of each text, in its reply if that is long enough."""
-        b, n = given.judged.shape
-        window = min(self.plan.window, n - 1)
-        first, count = given.judged.int().argmax(1), given.judged.sum(1)
-        dice = torch.rand(b, generator=self._dice).to(self.device)
-        start = first + 1 + (dice * (count - window).clamp(min=1)).long()
-        return start.clamp(max=n - window)[:, None] + torch.arange(window, device=self.device)
 
     def _minibatches(self) -> Iterator[list[Features]]:
         """Yield texts of about one length, from a mix of as many as are held; forever."""
@@ -255,8 +236,7 @@ class Trainer:
 
     def _begin(self) -> None:
         """Fit a new head to some texts, or take the weights of the one to start from."""
-        texts: list[Features] = []
-        left = BEGIN
+        texts, left = list["Features"](), BEGIN
         for text in self._features():
             texts.append(text)
             left -= len(text.tokens)
@@ -264,8 +244,7 @@ class Trainer:
                 break
         given, head = self.target.lesson(texts), self.head.cpu()
         with torch.no_grad():
-            spread = given.features[given.judged].square().mean(0).sqrt()
-            head.get_buffer("scale").copy_(1 / spread.clamp(min=1e-6 * float(spread.max())))
+            head.set_scale(given.features[given.judged])
             if self._start is not None:
                 take_weights(head, self._start, self.target)
             else:
@@ -286,8 +265,7 @@ class Trainer:
 
     def measure(self, head: EagleHead) -> ChainCount:
         """Count a head's right guesses in held-out texts."""
-        found, left = ChainCount(self.plan.steps), self.plan.judged
-        some: list[Features] = []
+        found, left, some = ChainCount(self.plan.steps), self.plan.judged, list["Features"]()
         for text in self._held_out():
             some.append(text)
             left -= len(text.tokens) - text.reply_from
@@ -302,17 +280,8 @@ class Trainer:
 
     def _count(self, head: EagleHead, texts: Sequence[Features], into: ChainCount) -> None:
         given = self.target.lesson(texts).to(self.device)
-        b, n = given.judged.shape
-        places = torch.arange(1, n, device=self.device).expand(b, -1)
-        right = []
         with torch.no_grad(), self._numbers():
-            for k, h in enumerate(head.unroll(*given[:2], given.judged, places, self.plan.steps)):
-                at = given.judged if k == 0 else given.judged[:, 1:]
-                hits = torch.zeros_like(given.judged)
-                guess = head.output(head.output_norm(h[at])).argmax(-1)
-                hits[:, min(k, 1) :][at] = guess == given.best[:, min(k, 1) :][at]
-                right.append(hits)
-        into.add(torch.stack(right), given.follows, given.judged)
+            into.add(right_guesses(head, given, self.plan.steps), given.follows, given.judged)
 
     def _numbers(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._half)
@@ -373,6 +342,44 @@ class Trainer:
         self._dice.set_state(found["dice"])
         self.best, self.best_per_pass = found["best"], found["best_per_pass"]
         self.figures = Milestone(**found["figures"])
+
+
+def windows(judged: Tensor, size: int, dice: Tensor) -> Tensor:
+    """Choose a window of each text, in its reply if that is long enough; ``dice`` [batch] of 0 to 1
+    draw it."""
+    size = min(size, judged.shape[1] - 1)
+    start = judged.int().argmax(1) + 1 + (dice * (judged.sum(1) - size).clamp(min=1)).long()
+    start = start.clamp(max=judged.shape[1] - size)
+    return start[:, None] + torch.arange(size, device=judged.device)
+
+
+def judged_steps(
+    head: EagleHead, given: Lesson, places: Tensor, steps: int
+) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
+    """Yield the outputs [n, width] of each step of ``EagleHead.unroll`` that count, and where in
+    [batch, n] they stand."""
+    judged, row = given.judged, torch.arange(len(places), device=places.device)[:, None]
+    for k, h in enumerate(head.unroll(*given[:2], judged, places, steps)):
+        if k == 0:
+            yield h[judged], (judged,)
+            continue
+        # a chain begins in the window or just before it, at a judged place
+        at = judged[row, places] & judged[row, (places - k).clamp(min=0)]
+        at[:, : k - 1] = False
+        yield h[at], (row.expand_as(places)[at], places[at])
+
+
+def right_guesses(head: EagleHead, given: Lesson, steps: int) -> Tensor:
+    """Return where the guess of each step is the likeliest token: [steps, batch, n]."""
+    places = torch.arange(1, given.best.shape[1], device=given.best.device)
+    places = places.expand(len(given.best), -1)
+    right = torch.zeros(steps, *given.best.shape, dtype=torch.bool, device=given.best.device)
+    for k, h in enumerate(head.unroll(*given[:2], given.judged, places, steps)):
+        rest = slice(min(k, 1), None)  # only the first step is of whole rows
+        at = given.judged[:, rest]
+        guess = head.output(head.output_norm(h[at])).argmax(-1)
+        right[k, :, rest][at] = guess == given.best[:, rest][at]
+    return right
 
 
 def best_device() -> str:

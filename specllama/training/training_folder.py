@@ -132,14 +132,13 @@ def learned(folder: Path, out: Path, target: GgufHeader) -> list[Path]:
     return found
 
 
-def running() -> list[TrainingCard]:
+def running() -> Iterator[TrainingCard]:
     """Read the cards of trainings that go on now, in the usual folders."""
-    found = []
     for path in (paths.cache_dir() / "training").glob(f"*/{NAME}"):
         with suppress(UsageError), held(path.parent):
             continue  # nobody else does
-        found.append(read_training_card(path))
-    return [card for card in found if card is not None]
+        if card := read_training_card(path):
+            yield card
 
 
 def usual(target: GgufHeader) -> Path:

@@ -204,15 +204,20 @@ def test_other_words_have_the_targets_rows_and_those_that_stay_their_own(
     assert figures(again, 3)[-1].step == 17
 
 
+def exported(one: Trainer, steps: int, folder: Path) -> tuple[GgufHeader, Path]:
+    """Train a head, and write it; also make a folder for a training that starts from it."""
+    figures(one, steps)
+    one.export(out := folder / "out.gguf")
+    (tuned := folder / "tuned").mkdir()
+    return read_header(out), tuned
+
+
 def test_a_head_that_starts_from_an_exported_one_guesses_alike(
     header: GgufHeader, tmp_path: Path
 ) -> None:
     """The file has the scale of the states inside of ``fc``; the new training has its own."""
     one = trainer(header, tmp_path, SHORT, np.arange(4, 84, dtype=np.int32))
-    figures(one, 30)
-    one.export(out := tmp_path / "out.gguf")
-    start, folder = read_header(out), tmp_path / "tuned"
-    folder.mkdir()
+    start, folder = exported(one, 30, tmp_path)
     again = trainer(header, folder, SHORT, np.arange(4, 84, dtype=np.int32), start)
     again._features = lambda: iter(texts(Table(header), 11, 200))  # of other spread
     begun = figures(again, 0)[-1]
@@ -237,11 +242,7 @@ def test_a_start_gives_its_words_their_rows_and_others_have_the_targets(
     header: GgufHeader, tmp_path: Path
 ) -> None:
     one = trainer(header, tmp_path, SHORT, np.arange(0, 80, dtype=np.int32))
-    figures(one, 14)
-    one.export(out := tmp_path / "out.gguf")
-    folder = tmp_path / "tuned"
-    folder.mkdir()
-    start = read_header(out)
+    start, folder = exported(one, 14, tmp_path)
     again = trainer(header, folder, SHORT, np.arange(40, 96, dtype=np.int32), start)
     figures(again, 0)
     rows, kept = again.head.output.weight.detach(), read_tensor(start, "output.weight")
