@@ -13,11 +13,13 @@ llama.cpp turns them here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from specllama.arrays import FINAL
 from specllama.errors import BadGguf
 from specllama.models.companions import Head, require_architecture
 from specllama.models.conversion import LAYER, Floats, Published, Shape
@@ -49,6 +51,8 @@ def read_facts(header: GgufHeader) -> HeadFacts:
 def check(head: GgufHeader, target: GgufHeader) -> HeadFacts:
     """Check that a head belongs to a target, see ``companions.Head``."""
     facts = read_facts(head)
+    if set(facts.layers) == {target.block_count}:  # the input of a layer behind the last one
+        facts = replace(facts, layers=(FINAL,) * LAYERS_READ)
     check_target(facts, head, target)
     return facts
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from specllama.arrays import FINAL
 from specllama.errors import BadGguf, PairIncompatible
 from specllama.models.companions import other_tokens, require_same_target
 from specllama.models.gguf import GgufHeader
@@ -34,7 +35,8 @@ class HeadFacts:
     Attributes:
         width: of the head's own hidden state.
         target_width: of the target's hidden states that it reads.
-        layers: it reads the residual stream as it enters these layers of the target.
+        layers: it reads the residual stream as it enters these layers of the target; FINAL is its
+            last state.
         draft_vocab: tokens that the head can guess.
         own_embedding, own_output: whether it brings the matrix or borrows the target's.
     """
@@ -75,13 +77,16 @@ def read_layers(header: GgufHeader, most: int) -> tuple[int, ...]:
     """Read the layers of the target whose inputs a head reads: at least one, at most ``most``.
 
     Raises:
-        BadGguf: there is no such list.
+        BadGguf: there is no such list, or it is damaged.
     """
     key = header.own("target_layers")
     layers = header.arrays.get(key)
     if layers is None or layers.kind not in ("u32", "i32") or not 0 < layers.count <= most:
         raise BadGguf(f"{header.path.name}: {key} is not a list of layers")
-    return tuple(int(layer) for layer in header.array(key))
+    found = tuple(int(layer) for layer in header.array(key))
+    if min(found) < 0:
+        raise BadGguf(f"{header.path.name}: {key} has a negative number")
+    return found
 
 
 def read_draft_ids(header: GgufHeader) -> npt.NDArray[np.int64]:
@@ -119,14 +124,14 @@ def memory(head: GgufHeader, target: GgufHeader, n_ctx: int) -> ModelMemory:
     return estimate_model(head, n_ctx=n_ctx, n_ubatch=HEAD_BATCH, n_outputs=HEAD_BATCH)
 
 
-def unexposed(architecture: str, then: str = "", *, first: str = "") -> PairIncompatible:
+def unexposed(architecture: str, then: str = "") -> PairIncompatible:
     """Return the error for a target that does not give its layer inputs away.
 
     Args:
-        first, then: the words before and behind that.
+        then: the words behind that.
     """
     return PairIncompatible(
-        f"{first}llama.cpp does not expose the layer inputs of {architecture} models{then}",
+        f"llama.cpp does not expose the layer inputs of {architecture} models{then}",
         "draft with --proposer ngram, suffix or a draft model",
     )
 
@@ -138,15 +143,17 @@ def check_target(facts: HeadFacts, head: GgufHeader, target: GgufHeader) -> None
         PairIncompatible: with the first difference found.
     """
     name = head.path.name
-    if target.architecture not in LAYER_INPUT_ARCHITECTURES:
+    inputs = any(layer != FINAL for layer in facts.layers)
+    if inputs and target.architecture not in LAYER_INPUT_ARCHITECTURES:
         raise unexposed(target.architecture, f", which {name} reads")
 
     of, width, why = target.path.name, target.embedding_length, ""
-    beyond = [layer for layer in facts.layers if not 0 <= layer < target.block_count]
+    n = target.block_count
+    beyond = [layer for layer in facts.layers if layer != FINAL and not 0 <= layer < n]
     if facts.target_width != width:
         why = f"it reads hidden states of width {facts.target_width}, {of} has {width}"
     elif beyond:
-        why = f"it reads the input of layer {beyond[0]}, {of} has {target.block_count} layers"
+        why = f"it reads the input of layer {beyond[0]}, {of} has {n} layers"
     elif not (facts.own_embedding and facts.own_output) and facts.width != width:
         why = f"it borrows matrices of width {facts.width}, those of {of} are {width} wide"
     require_same_target(head, why or other_tokens(head, target), HINT)

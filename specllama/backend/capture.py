@@ -47,6 +47,9 @@ class Capture:
             PairIncompatible: llama.cpp does not give these of this model.
             CannotLoad: this libllama lacks the functions.
         """
+        layers = [layer for layer in layers if layer != FINAL]
+        if not layers:
+            return
         kind = metadata(self._model, "general.architecture")
         if kind not in LAYER_INPUT_ARCHITECTURES:
             raise unexposed(kind, ", which this head reads")

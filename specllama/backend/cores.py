@@ -8,11 +8,14 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 _CPUS = Path("/sys/devices/system/cpu")
+_STAT = Path("/proc/stat")
+_MUCH = 0.6  # of all processors
 _SLACK = 0.5  # of the load: an engine that computes with every core is no crowd
 
 
@@ -40,6 +43,34 @@ def crowded() -> bool:
     """True if more programs want to compute than there are processors: a timing taken then says
     little about the machine."""
     return system_load() > (os.cpu_count() or 1) + _SLACK
+
+
+class Others:
+    """The other programs of this machine, as users of its processors since the last look."""
+
+    def __init__(self) -> None:
+        self._looked, self._used = time.monotonic(), used_by_others()
+
+    def busy(self, most: float | None = None) -> bool:
+        """Look again: True if they took more than ``most`` processors, by default so many that a
+        timing says little; where the system does not say, if the machine is crowded."""
+        before, self._looked = self._looked, time.monotonic()
+        used, self._used = self._used, used_by_others()
+        if used is None or self._used is None:
+            return crowded()
+        most = _MUCH * (os.cpu_count() or 1) if most is None else most
+        return self._used - used > most * (self._looked - before)
+
+
+def used_by_others() -> float | None:
+    """Return the seconds of processor time that all other programs took so far; None where the
+    system does not say."""
+    try:
+        user, nice, system = map(int, _STAT.read_text("ascii").split()[1:4])
+    except (OSError, ValueError):
+        return None
+    own = os.times()
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK") - own.user - own.system
 
 
 def system_load() -> float:

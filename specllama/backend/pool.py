@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from specllama.arrays import Rows
+from specllama.arrays import Rows, with_final
 from specllama.backend.base import MAKE_ROOM, Blob, Lane, Outputs, Part
 from specllama.backend.batch import Shape
 from specllama.backend.cells import Places
@@ -248,9 +248,7 @@ class CellPool(LaneBooks):
         apart = last and bool(kernels.apart or self.forgets)
         way = kernels.least(n - apart)
         fixed = bool(kernels.widths)
-        if (apart and (way > 1 or fixed)) or (
-            last and way == 1 and piece.lane.need == "final_hidden"
-        ):
+        if (apart and (way > 1 or fixed)) or (last and way == 1 and with_final(piece.lane.need)):
             if n > 1:
                 before = PassPart(piece.lane, piece.tokens[:-1], "none")
                 if not self._read_first(before):

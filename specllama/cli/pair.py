@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from specllama.cli.listing import (
     show_table,
 )
 from specllama.cli.options import LOADING, GroupedCommand, grouped, resolve, settings_options
-from specllama.errors import CannotLoad, PairIncompatible, UsageError
+from specllama.errors import CannotLoad, PairIncompatible, SpecllamaError, UsageError
 from specllama.text import count, size
 
 if TYPE_CHECKING:
@@ -164,11 +165,13 @@ def _show_ways(ways: tuple[MethodInfo, ...]) -> None:
 
 def _show_trained(header: GgufHeader, target: str, heads: list[GgufHeader]) -> None:
     """Show how well heads guess that were trained here; without any, how to train one."""
-    from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES
     from specllama.training import training_card
+    from specllama.training.training_folder import require_trainable
 
-    if not heads and header.architecture in LAYER_INPUT_ARCHITECTURES:
-        note(f"to train a head for it: specllama train-draft {target}")
+    with suppress(SpecllamaError):
+        if not heads:
+            require_trainable(header)
+            note(f"to train a head for it: specllama train-draft {target}")
     for head in heads:
         card = training_card.read_training_card(training_card.beside(head.path))
         if card is not None and card.best is not None:

@@ -53,13 +53,14 @@ def resting(engine: EngineLike) -> Iterator[None]:
     if not getattr(engine, "unmeasured", False):
         yield
         return
-    from specllama.backend.cores import crowded
+    from specllama.backend.cores import Others
     from specllama.engine.serving import REST_S
 
     measured, typed, new = cast(Stepped, engine), Cancel(), not engine.info.exact_rows
+    others = Others()
 
     def measure() -> None:
-        if not (typed.wait(REST_S) or crowded()):
+        if not (typed.wait(REST_S) or others.busy()):
             measured.measure(cancel=typed)
 
     thread = threading.Thread(target=measure, daemon=True)

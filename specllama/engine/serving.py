@@ -13,11 +13,12 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from specllama.backend.cores import crowded
+from specllama.backend.cores import Others
 from specllama.cancel import Cancel
 from specllama.engine.pulse import PARTS, Part, Pulse
 from specllama.errors import Cancelled, EngineError, SpecllamaError
@@ -27,6 +28,7 @@ from specllama.settings.params import GenerateParams
 
 REST_S = 2.0  # without a request, before what is not known yet of the models is measured
 CROWDED_S = 30.0  # before it is tried again, where other programs need the processors
+LONGEST_S = 600.0  # of the first wait, which doubles each time that a request ended it
 KEEP_S = 0.5  # without a request, before what the last ones left is written to disk
 T = TypeVar("T")
 OnEvent = Callable[[Event], None]
@@ -69,7 +71,7 @@ class Link:
         self._urgent = threading.Event()
         self.requests, self.constrained, self.calls = Work(), Work(), Work()
         self.ready: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
-        self.rest = Cancel()
+        self.rest, self.broken = Cancel(), 0  # how often a request ended what is done at rest
         self.closing = self.skips = False
 
     def send(self, kind: str, request_id: int, payload: Any = None) -> None:
@@ -364,16 +366,21 @@ def _next(engine: Stepped, link: Link) -> tuple[int, Any] | None:
         return link.ready.get(timeout=KEEP_S)
     except queue.Empty:
         engine.keep()
-    wait_s = REST_S
+    wait_s = min(REST_S * 2**link.broken, LONGEST_S)
     while engine.unmeasured and not link.skips:
-        try:
+        others = Others()
+        with suppress(queue.Empty):
             return link.ready.get(timeout=wait_s)
-        except queue.Empty:
-            wait_s = CROWDED_S if crowded() else REST_S
+        wait_s = REST_S
+        if others.busy():
+            wait_s = CROWDED_S
+            continue
         link.rest = Cancel()
-        if wait_s == REST_S and link.ready.empty() and not link.skips:
+        if link.ready.empty() and not link.skips:
             if engine.measure(link.progress, cancel=link.rest):
                 link.send("ready", 0, engine.info)
+            elif link.rest.is_set():
+                link.broken += 1
             link.progress(Measuring(over=True))
     return link.ready.get()
 

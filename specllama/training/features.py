@@ -26,6 +26,7 @@ from specllama.engine.prompting import Prompting
 from specllama.errors import DoesNotFit, UsageError
 from specllama.interface import Closes
 from specllama.models.gguf import GgufHeader
+from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES
 from specllama.models.nextn_blocks import trunk_blocks
 from specllama.settings.params import EngineOptions, Repacking
 from specllama.speculative.selection import Peaks
@@ -48,7 +49,8 @@ class Features:
 
     Attributes:
         reply_from: index of the reply's first token.
-        inputs: [n, 3E] the residual stream as it enters three layers: a low, a middle, a high one.
+        inputs: [n, 3E] the residual stream as it enters three layers, a low, a middle and a high
+            one; [n, E] ``final``, where llama.cpp gives no others.
         final: [n, E] the state after the last norm, which the target's output matrix reads.
         top_ids, top_p: [n, TOP] the likeliest tokens after each token, and their probabilities at
             temperature 1, the likeliest first.
@@ -68,13 +70,16 @@ class Features:
         return sum(getattr(self, part).nbytes for part in PARTS)
 
 
-def layers_read(header: GgufHeader) -> tuple[int, int, int]:
-    """Return the layers of a target whose inputs a head reads.
+def layers_read(header: GgufHeader) -> tuple[int, ...]:
+    """Return the layers of a target whose inputs a head reads; none where it reads the last state
+    alone, since llama.cpp gives no others.
 
     Raises:
         UsageError: it has too few.
     """
     n = trunk_blocks(header)
+    if header.architecture not in LAYER_INPUT_ARCHITECTURES:
+        return ()
     if n < 4:
         raise UsageError(f"{header.path.name} has {n} layers: too few for a head that reads three")
     return 2, n // 2, n - 3
@@ -94,10 +99,14 @@ def read_laws(rows: Rows) -> tuple[IntArray, HalfArray]:
 
 
 class Gathering:
-    """The features of one lane's text as its passes come, from token ``first`` on."""
+    """The features of one lane's text as its passes come, from token ``first`` on.
 
-    def __init__(self, lane: Lane, first: int) -> None:
-        self._lane, self._first = lane, first
+    Args:
+        states: that the lane keeps of each token, side by side.
+    """
+
+    def __init__(self, lane: Lane, first: int, states: int) -> None:
+        self._lane, self.first, self._states = lane, first, states
         self._ids: list[IntArray] = []
         self._chances: list[HalfArray] = []
 
@@ -110,15 +119,15 @@ class Gathering:
     def features(self, sample: Sample) -> Features:
         """Return the features of the whole text, which the lane holds."""
         end = len(sample.prompt) + len(sample.reply)
-        found = self._lane.hidden.rows(self._first, end)
+        found = self._lane.hidden.rows(self.first, end)
         assert found is not None, "every pass over these tokens returned all rows"
-        width = found.shape[1] // 4
+        width = found.shape[1] // self._states
         states = np.clip(found, -_MOST, _MOST).astype(np.float16)
         return Features(
-            tokens=np.array((*sample.prompt, *sample.reply)[self._first :], np.int32),
-            reply_from=len(sample.prompt) - self._first,
-            inputs=states[:, : 3 * width],
-            final=states[:, 3 * width :],
+            tokens=np.array((*sample.prompt, *sample.reply)[self.first :], np.int32),
+            reply_from=len(sample.prompt) - self.first,
+            inputs=states[:, :-width] if states.shape[1] > width else states,
+            final=states[:, -width:],
             top_ids=np.concatenate(self._ids),
             top_p=np.concatenate(self._chances),
             id=sample.id,
@@ -189,7 +198,7 @@ class Teacher(Closes):
         """Open an empty lane whose passes leave the states of features.
 
         Raises:
-            PairIncompatible: llama.cpp does not give the layer inputs of this model away.
+            PairIncompatible: llama.cpp does not give the states of this model away.
         """
         lane = self.pool.open()
         try:
@@ -199,13 +208,13 @@ class Teacher(Closes):
             raise
         return lane
 
-    def read_head(self, lane: Lane, prompt: Sequence[int]) -> int:
-        """Read what of a prompt has no features; return the number of its tokens."""
+    def gathering(self, lane: Lane, prompt: Sequence[int]) -> Gathering:
+        """Read what of a prompt has no features; return the gathering of those behind it."""
         first = max(len(prompt) - KEPT, 0)
         for at in range(0, first, self.pool.n_batch):
             piece = prompt[at : min(at + self.pool.n_batch, first)]
             self.pool.run([Part(lane, piece, "none")])
-        return first
+        return Gathering(lane, first, len(self.need))
 
     def close(self) -> None:
         self._close()
@@ -224,8 +233,8 @@ def read_again(
             text = (*sample.prompt, *sample.reply)
             if len(text) > lane.n_ctx:
                 continue
-            first = teacher.read_head(lane, sample.prompt)
-            gathering = Gathering(lane, first)
+            gathering = teacher.gathering(lane, sample.prompt)
+            first = gathering.first
             # as long as each other: none is very short
             passes = -(-(len(text) - first) // min(rows or teacher.rows, teacher.rows))
             for part in np.array_split(np.array(text[first:], np.int32), passes):

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from specllama.arrays import IntArray, Rows
+from specllama.arrays import FINAL, IntArray, Rows
+from specllama.errors import UnsupportedModel
 from specllama.models.conversion import write_checked
-from specllama.models.eagle3_file import ARCHITECTURE, check
+from specllama.models.eagle3_file import ARCHITECTURE, LAYERS_READ, check
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_writer import Tensor, Value, stored
 from specllama.models.tensors import read_tensor
@@ -39,6 +40,18 @@ class HeadShape:
     rope_base: float = 10_000.0
 
 
+def last_norm(target: GgufHeader) -> str:
+    """Name the norm before a target's output.
+
+    Raises:
+        UnsupportedModel: it has none.
+    """
+    for name in ("output_norm.weight", "token_embd_norm.weight"):  # lfm2 has the second one
+        if name in target.by_name:
+            return name
+    raise UnsupportedModel(f"{target.path.name} has no norm before its output")
+
+
 def head_shape(header: GgufHeader, rows: int, layers: int) -> HeadShape:
     """Choose the sizes of a light head: its heads fill the width, its net is below the target's."""
     width, size = header.embedding_length, min(header.key_length, 128)
@@ -48,7 +61,7 @@ def head_shape(header: GgufHeader, rows: int, layers: int) -> HeadShape:
         heads=max(1, width // size),
         head_size=size,
         hidden=hidden,
-        fused=layers * width,
+        fused=max(layers, 1) * width,
         rows=rows,
         eps=header.number(header.own("attention.layer_norm_rms_epsilon")) or 1e-5,
         rope_base=header.number(header.own("rope.freq_base")) or 10_000.0,
@@ -70,12 +83,18 @@ def other_sizes(head: GgufHeader, target: GgufHeader, layers: Sequence[int]) -> 
         "heads of keys": (head.head_count_kv, s.heads),
         "size of a head": (head.key_length, s.head_size),
         "base of positions": (head.number(head.own("rope.freq_base")) or 1e4, s.rope_base),
-        "layers read": (facts.layers, tuple(layers)),
+        "states read": (_states(facts.layers), _states(layers)),
         "embeddings": (_OWN[facts.own_embedding], _OWN[False]),
         "output": (_OWN[facts.own_output], _OWN[True]),
         "norms beside the layer's": (", ".join(norms) or "none", "none"),
     }
     return "; ".join(f"{name} {a} instead of {b}" for name, (a, b) in pairs.items() if a != b)
+
+
+def _states(layers: Sequence[int]) -> str:
+    """Name the states of the target that a head reads."""
+    some = [str(layer) for layer in layers if layer != FINAL]
+    return f"before layers {', '.join(some)}" if some else "the last one"
 
 
 def read_weights(head: GgufHeader) -> dict[str, Rows]:
@@ -102,7 +121,7 @@ def write_head(
     Args:
         weights: as ``file_weights`` names them; matrices become Q8_0.
         words: the token of each row of the output, ascending.
-        layers: of the target, whose inputs it reads.
+        layers: of the target, whose inputs it reads; none for its last state.
         about: more metadata.
 
     Raises:
@@ -121,7 +140,8 @@ def write_head(
         "rope.dimension_count": shape.head_size,
         "rope.freq_base": shape.rope_base,
         "vocab_size": target.vocab_size,
-        "target_layers": np.array(layers, np.int32),
+        # behind the last layer: the last state, from the first third of the fusing matrix
+        "target_layers": np.array(layers or [target.block_count] * LAYERS_READ, np.int32),
         "target_hidden_size": target.embedding_length,
         "norm_before_residual": False,
         "norm_before_fc": False,
@@ -134,6 +154,9 @@ def write_head(
     }
     tensors: dict[str, tuple[Tensor, str]] = {}
     for name, values in weights.items():
+        if name == "fc.weight":
+            wanted = LAYERS_READ * target.embedding_length
+            values = np.pad(values, ((0, 0), (0, wanted - values.shape[1])))
         full = name if name.startswith(_OUTSIDE) else f"blk.0.{name}"
         tensors[full] = (values, "Q8_0" if values.ndim == 2 else "F32")
     tensors["d2t"] = (words.astype(np.int64), "I64")

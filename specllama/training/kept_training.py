@@ -96,7 +96,7 @@ def take_weights(head: EagleHead, start: GgufHeader, target: TargetFacts) -> Non
     """
     found = {name: torch.tensor(rows) for name, rows in read_weights(start).items()}
     scale = found["scale"] = head.get_buffer("scale")
-    found["fc.weight"] = found["fc.weight"] / scale  # it holds both
+    found["fc.weight"] = found["fc.weight"][:, : len(scale)] / scale  # it holds both
     trimmed = "d2t" in start.by_name
     words = read_draft_ids(start) if trimmed else np.arange(target.header.vocab_size)
     found[OUTPUT] = _moved(found[OUTPUT], words.astype(np.int32), target.words, target.output())

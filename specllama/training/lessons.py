@@ -15,16 +15,15 @@ from torch import Tensor
 
 from specllama.arrays import IntArray
 from specllama.backend.embedding import decode
-from specllama.errors import UnsupportedModel
 from specllama.models.gguf import GgufHeader
 from specllama.models.tensors import read_tensor
 from specllama.models.trimmed import TABLE
 from specllama.models.words import rows_of
+from specllama.training.head_file import last_norm
 
 if TYPE_CHECKING:
     from specllama.training.features import Features
 
-NORMS = ("output_norm.weight", "token_embd_norm.weight")  # lfm2 has the second name
 CHAIN = 3  # guesses of the chains of which tokens a pass are counted
 
 
@@ -68,10 +67,7 @@ class TargetFacts:
         self.width = header.embedding_length
         self._row = np.full(header.vocab_size, -1, np.int64)
         self._row[words] = np.arange(len(words))
-        norm = next((name for name in NORMS if name in header.by_name), None)
-        if norm is None:
-            raise UnsupportedModel(f"{header.path.name} has no norm before its output")
-        self.norm = torch.tensor(read_tensor(header, norm))
+        self.norm = torch.tensor(read_tensor(header, last_norm(header)))
 
     def embed(self, tokens: npt.NDArray[np.int32]) -> Tensor:
         """Return the embeddings of tokens [n]."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -21,8 +22,10 @@ from specllama.training.questions import PromptList
 from specllama.training.shards import Shards
 from specllama.training.training_card import METADATA, Milestone, TrainingCard
 from specllama.training.training_folder import CHECKPOINT, started_from
+from specllama.training.weights import Weights, choose_weights
 from specllama.training.writing import Writer
 
+TRIM_S = 10.0  # of training, after which freed memory goes back to the system
 _FULL = 0.9  # of the room for features, above which a reply that is read pushes another one out
 
 
@@ -69,6 +72,7 @@ class TargetPhases:
         self._questions, self._threads = questions, threads
         self._corpus, self._shards = Corpus(folder), Shards(folder, disk)
         self._trainer: Any = None
+        self._weights: Weights | None = None
 
     def amounts(self) -> Amounts:
         corpus, shards = self._corpus, self._shards
@@ -82,10 +86,19 @@ class TargetPhases:
             replies={kind: corpus.count(False, kind) for kind in self._questions.kinds},
         )
 
+    def _teacher(self) -> Teacher:
+        if self._weights is None:
+            room = self._shards.most_bytes
+            self._weights = choose_weights(self._target, self._folder, self._threads, room)
+            if self._weights[0] is not self._target:
+                self._shards.most_bytes -= self._weights[0].path.stat().st_size
+        file, repack = self._weights
+        return Teacher.open(file, threads=self._threads, repack=repack)
+
     def write(self, over: Over) -> None:
         """Let the target answer the next questions; its passes give the features as well."""
         asked = self._questions.asked(self._card.seed, self._corpus)
-        with Teacher.open(self._target, threads=self._threads) as teacher:
+        with self._teacher() as teacher:
             for sample, features in Writer(teacher).write(asked, over):
                 self._corpus.append(sample)
                 self._shards.add(features, sample.held_out)
@@ -93,7 +106,7 @@ class TargetPhases:
 
     def read(self, over: Over) -> None:
         """Read replies again, those held out first, then the newest ones."""
-        with Teacher.open(self._target, threads=self._threads) as teacher:
+        with self._teacher() as teacher:
             for held_out in (True, False):
                 samples = [*self._corpus.samples(held_out, self._shards.ids(held_out))][::-1]
                 with closing(read_again(teacher, samples)) as found:
@@ -139,8 +152,17 @@ class TargetPhases:
             found = trainer.judge_again()
             self._card.best = replace(best, right=found.right, per_pass=found.per_pass)
 
+        trimmed_s = time.monotonic()
+
+        def enough() -> bool:
+            nonlocal trimmed_s
+            if time.monotonic() - trimmed_s > TRIM_S:
+                _give_memory_back()
+                trimmed_s = time.monotonic()
+            return over()
+
         try:
-            trainer.train(over, report, ahead)
+            trainer.train(enough, report, ahead)
         finally:
             self._trainer = None
             del trainer

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MEASURED_S, SAVED_S = 60.0, 45.0  # between two measurements, and two writings of the file
 SHARE = 1 / 15  # of the time for measurements, at most
 LEAST_GAIN = 0.002  # tokens a pass
-AT_ONCE = 4096  # tokens of a batch that is measured
+AT_ONCE = 2048  # tokens of a batch that is measured
 BEGIN = 8192  # places to which a new head is fitted
 DECAY = 0.05  # of the matrices
 
@@ -265,17 +265,17 @@ class Trainer:
 
     def measure(self, head: EagleHead) -> ChainCount:
         """Count a head's right guesses in held-out texts."""
-        found, left, some = ChainCount(self.plan.steps), self.plan.judged, list["Features"]()
+        found, left, texts = ChainCount(self.plan.steps), self.plan.judged, list["Features"]()
         for text in self._held_out():
-            some.append(text)
+            texts.append(text)
             left -= len(text.tokens) - text.reply_from
-            if left < 0 or sum(len(one.tokens) for one in some) > AT_ONCE:
-                self._count(head, some, found)
-                some = []
             if left < 0:
                 break
-        if some:
-            self._count(head, some, found)
+        texts.sort(key=lambda text: len(text.tokens))  # each is as long as the longest beside it
+        while texts:
+            count = max(1, AT_ONCE // len(texts[-1].tokens))
+            self._count(head, texts[-count:], found)
+            del texts[-count:]
         return found
 
     def _count(self, head: EagleHead, texts: Sequence[Features], into: ChainCount) -> None:

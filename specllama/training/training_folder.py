@@ -14,12 +14,11 @@ from specllama.engine.target_heads import known_heads
 from specllama.errors import SpecllamaError, UnsupportedModel, UsageError
 from specllama.models import refs
 from specllama.models.gguf import GgufHeader, read_header
-from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES, unexposed
 from specllama.models.loadable import check_loadable
 from specllama.text import size
 from specllama.training.corpus import TEXTS
 from specllama.training.features import layers_read
-from specllama.training.head_file import other_sizes, read_weights
+from specllama.training.head_file import last_norm, other_sizes, read_weights
 from specllama.training.training_card import (
     NAME,
     Milestone,
@@ -28,12 +27,13 @@ from specllama.training.training_card import (
     card_inside,
     read_training_card,
 )
+from specllama.training.weights import COPY
 
 LOCK = ".lock"
 START = "start.gguf"  # the head that the training started from
 CHECKPOINT = "head.pt"
 NOTHING = "none"  # instead of such a head
-_OURS = (NAME, TEXTS, START, CHECKPOINT, "shard-*.npz", "held-*.npz")
+_OURS = (NAME, TEXTS, START, CHECKPOINT, COPY, "shard-*.npz", "held-*.npz")
 _OF_FREE, _LEAST = 0.9, 64 << 20  # bytes
 _A_SIXTH, _WHOLE, _FEW = 6, 1024, 2048  # words: of the vocabulary, in whole thousands
 
@@ -42,16 +42,14 @@ def require_trainable(target: GgufHeader) -> None:
     """Check that a head can be trained for a model.
 
     Raises:
-        CannotLoad: it is no model, or split. PairIncompatible: llama.cpp does not give its states
-            away. UsageError: it has too few layers.
+        CannotLoad: it is no model, split, or without a last norm. UsageError: it has too few
+            layers.
     """
     check_loadable(target)
     if len(target.parts) > 1:
         raise UnsupportedModel(f"{target.path.name} is split; a head is trained for one file")
-    if target.architecture not in LAYER_INPUT_ARCHITECTURES:
-        first = f"no head can be trained for {target.path.name}: "
-        raise unexposed(target.architecture, first=first)
     layers_read(target)
+    last_norm(target)
 
 
 def started_from(folder: Path) -> GgufHeader | None:

@@ -101,12 +101,11 @@ class Writer:
             chain = teacher.chains.chain(params, asked.seed, ids, prepared.position)
             lane = teacher.open_lane()
             try:
-                first = teacher.read_head(lane, ids)
+                gathering = teacher.gathering(lane, ids)
             except BaseException:
                 lane.close()
                 raise
-            gathering = Gathering(lane, first)
-            return _Writing(asked, tuple(ids), lane, gathering, chain, ids[first:])
+            return _Writing(asked, tuple(ids), lane, gathering, chain, ids[gathering.first :])
         return None
 
     def _pass(self, running: list[_Writing]) -> None:

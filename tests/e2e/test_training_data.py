@@ -10,7 +10,6 @@ from real_models import installed_smollm2
 from requests_made import finish
 
 from specllama.engine.engine import Engine
-from specllama.errors import PairIncompatible
 from specllama.models import refs
 from specllama.models.gguf import read_header
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
@@ -134,12 +133,20 @@ def test_what_was_written_is_found_in_the_folder(
     assert all(np.array_equal(one.inputs, before[id].inputs) for id, one in found.items())
 
 
-def test_a_model_that_gives_no_states_away_is_refused(tmp_path: Path) -> None:
+def test_of_a_model_that_gives_no_layer_inputs_away_the_last_states_are_read(
+    tmp_path: Path,
+) -> None:
     from ggufs import write_llama
 
     path = write_llama(tmp_path / "other.gguf", blocks=4, architecture="qwen2")
-    with (
-        Teacher.open(read_header(path), lanes=1, longest=64, threads=1) as teacher,
-        pytest.raises(PairIncompatible, match="layer inputs of qwen2"),
-    ):
-        teacher.open_lane()
+    sample = Sample("000001", "code", False, tuple(range(3, 23)), tuple(range(30, 37)))
+    with Teacher.open(read_header(path), lanes=1, longest=64, threads=1) as teacher:
+        (found,) = read_again(teacher, [sample])
+        lane = teacher.pool.open()
+        lane.capture("final_hidden")
+        lane.forward([*sample.prompt, *sample.reply], outputs="all")
+        states = lane.hidden.rows(0, 27)
+    assert states is not None
+    assert found.inputs.shape == found.final.shape == (27, 64)
+    assert np.array_equal(found.inputs, found.final)
+    assert np.array_equal(found.final, states.astype(np.float16))

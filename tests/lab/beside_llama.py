@@ -81,17 +81,16 @@ def served(on: Ground, kept: Kept, mode: str, *, show: bool) -> Iterator[list[An
         for command in theirs:
             command[command.index("-c") + 1] = str(lanes * 1024)
             command[command.index("-np") + 1] = str(lanes)
-        servers = [
-            LlamaServer(name, command)
-            for name, command in zip(("serve", THEIRS, mode), (ours, *theirs), strict=True)
-        ]
+        # each arm has a server of its own: in one, the second would find the first one's prompts
+        arms = zip((PLAIN, AUTO, THEIRS, mode), (ours, ours, *theirs), strict=True)
+        servers = [LlamaServer(name, command) for name, command in arms]
         with ExitStack() as over:
             for server in servers:
                 over.callback(server.close)
                 server.start()
             quiet()
-            urls = {f"{servers[0].url}#none": PLAIN, f"{servers[0].url}#auto": AUTO}
-            urls |= {server.url: server.name for server in servers[1:]}
+            ways = ("#none", "#auto", "", "")
+            urls = {one.url + way: one.name for one, way in zip(servers, ways, strict=True)}
             for n in todo:
                 kept.of(key(n), lambda n=n: loaded(on, urls, n))
     for n in CLIENTS:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specllama.arrays import Row
+from specllama.arrays import Row, with_final
 from specllama.backend.base import HiddenRows, Lane
 from specllama.speculative.drafting.drafter import Drafter, Held
 from specllama.speculative.drafting.head_drafter import StateDrafter
@@ -41,6 +41,8 @@ class EagleDrafter(StateDrafter):
         return self._fused
 
     def reusable(self, tokens: Sequence[int], cached: int) -> int:
+        if with_final(self.needs):  # which reading again does not give
+            return cached
         end = min(self._fused.end, self._of.kept)
         return self._with_states(self._fused.first, end, cached)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from eagle_files import NumpyHead, write_eagle3
-from ggufs import bpe_tokens
+from ggufs import bpe_tokens, write_llama
 from head_lanes import VOCAB, begin_at, encode, feed, grow, refused, same, texts
 from requests_made import asked, finish
 
@@ -23,7 +23,7 @@ from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
 from specllama.engine.engine import Engine
 from specllama.errors import BadGguf, CannotLoad, PairIncompatible
-from specllama.events import Finished, RoundDone
+from specllama.events import Finished, RoundDone, Started
 from specllama.models.eagle3_file import read_facts
 from specllama.models.gguf import read_header
 from specllama.models.tensors import read_tensor
@@ -303,6 +303,28 @@ def test_a_tree_is_drafted_where_the_target_takes_one(engine: Engine) -> None:
     list(engine.generate(texts(9, 20), params.replace(proposer="ngram")))
     again = written(engine, params)
     assert again.token_ids == next(e for e in events if isinstance(e, Finished)).token_ids
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_head_of_the_last_state_drafts_for_an_architecture_that_gives_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    monkeypatch.setenv("SPECLLAMA_HOME", str(tmp_path / "home"))
+    target = write_llama(tmp_path / "target.gguf", blocks=4, architecture="qwen2")
+    path = write_eagle3(tmp_path / "head.gguf", layers=(4, 4, 4))
+    drafts, prompt, known = request(temperature, draft_max=4), texts(8, 30), 0
+    with Engine.load(target, None, EngineOptions(threads=1, heads=(str(path),))) as engine:
+        for turn in range(3):
+            events = list(engine.generate(prompt, drafts))
+            started, done = events[0], events[-1]
+            assert isinstance(started, Started)
+            assert isinstance(done, Finished)
+            assert any(e.drafted for e in events if isinstance(e, RoundDone))
+            assert started.cached_n >= known, "nothing is read again for its states"
+            plain = finish(engine, prompt, drafts.replace(proposer="none"))
+            assert plain.token_ids == done.token_ids
+            prompt = [*prompt, *done.token_ids, *texts(9 + turn, 5)]
+            known = len(prompt) - 6
 
 
 def written(engine: Engine, params: GenerateParams) -> Finished:

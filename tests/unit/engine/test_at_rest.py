@@ -1,5 +1,6 @@
 """What an engine in a child process measures at rest: after a reply, until anything is asked."""
 
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -30,7 +31,7 @@ class NewModel:
 
     def __call__(self, progress: Callable[[Event], None], /) -> Stepped:
         serving.REST_S = serving.KEEP_S = REST_S
-        serving.crowded = lambda: self.crowded  # type: ignore[attr-defined]
+        cores.Others.busy = lambda one, most=None: self.crowded  # type: ignore[method-assign]
         return Unmeasured(self.takes_s)
 
 
@@ -105,6 +106,35 @@ def test_a_request_ends_it_at_once_and_it_begins_anew() -> None:
         assert heard.wait(3), "it is begun again"
         assert [one.over for one in heard.events[:3]] == [False, True, False]
         assert host.info.exact_rows == 0
+
+
+def test_each_request_that_ends_it_doubles_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    class Engine:
+        unmeasured, info = True, None
+
+        def keep(self) -> None: ...
+
+        def measure(self, report: Any, cancel: Cancel) -> bool:
+            cancel.set()
+            return False
+
+    class Ready:
+        def get(self, timeout: float = 0.0) -> None:
+            waits.append(timeout)
+            if len(waits) % 3:
+                raise queue.Empty
+
+        def empty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(cores.Others, "busy", lambda one: False)
+    link = serving.Link(None)  # type: ignore[arg-type]
+    link.ready = Ready()  # type: ignore[assignment]
+    for _ in range(14):
+        serving._next(Engine(), link)  # type: ignore[arg-type]
+    assert waits[1::3] == [2.0 * 2**i for i in range(9)] + [600.0] * 5
 
 
 def test_it_can_be_skipped() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from specllama.backend import cores
 from specllama.training import spare_time
 from specllama.training.spare_time import LOOK_S, QUIET_S, SpareTime
 
@@ -25,9 +26,9 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     one = Machine()
     monkeypatch.setattr(spare_time.time, "monotonic", lambda: one.now)
-    monkeypatch.setattr(spare_time, "used_by_others", lambda: one.used if one.told else None)
+    monkeypatch.setattr(cores, "used_by_others", lambda: one.used if one.told else None)
     monkeypatch.setattr(spare_time, "on_battery", lambda: one.battery)
-    monkeypatch.setattr(spare_time, "crowded", lambda: one.crowded)
+    monkeypatch.setattr(cores, "crowded", lambda: one.crowded)
     return one
 
 
@@ -76,12 +77,12 @@ def test_ones_own_work_is_not_that_of_others(
 ) -> None:
     stat = tmp_path / "stat"
     stat.write_text("cpu  500 200 300 9999 0 0 0 0 0 0\n")
-    monkeypatch.setattr(spare_time, "_STAT", stat)
+    monkeypatch.setattr(cores, "_STAT", stat)
     own, ticks = os.times(), os.sysconf("SC_CLK_TCK")
     wanted = 1000 / ticks - own.user - own.system
-    assert spare_time.used_by_others() == pytest.approx(wanted, abs=0.5)
+    assert cores.used_by_others() == pytest.approx(wanted, abs=0.5)
     for content in ("", "cpu\n", "cpu a b c d\n"):
         stat.write_text(content)
-        assert spare_time.used_by_others() is None
+        assert cores.used_by_others() is None
     stat.unlink()
-    assert spare_time.used_by_others() is None
+    assert cores.used_by_others() is None

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from eagle_files import write_eagle3  # noqa: E402
 from ggufs import write_llama  # noqa: E402
 
+from specllama.arrays import FINAL  # noqa: E402
 from specllama.errors import SpecllamaError  # noqa: E402
 from specllama.models.eagle3_file import check  # noqa: E402
 from specllama.models.gguf import GgufHeader, read_header  # noqa: E402
@@ -257,7 +258,7 @@ def test_sizes_that_differ_are_named(header: GgufHeader, tmp_path: Path) -> None
     assert other_sizes(read_header(out), header, LAYERS) == ""
     assert (
         other_sizes(read_header(out), header, (0, 1, 2))
-        == "layers read (1, 2, 3) instead of (0, 1, 2)"
+        == "states read before layers 1, 2, 3 instead of before layers 0, 1, 2"
     )
     other = write_eagle3(
         tmp_path / "other.gguf", layers=LAYERS, tokens=[f"t{i}" for i in range(96)]
@@ -270,6 +271,37 @@ def test_sizes_that_differ_are_named(header: GgufHeader, tmp_path: Path) -> None
     ):
         assert words in found
     assert "width" not in found
+
+
+def test_a_head_of_the_last_state_alone_fills_a_third_of_the_fusing_matrix(
+    header: GgufHeader, tmp_path: Path
+) -> None:
+    def narrow(seed: int, n: int) -> list[Text]:
+        return [one._replace(inputs=one.inputs[:, :WIDTH]) for one in texts(table, seed, n)]
+
+    table, words = Table(header), np.arange(4, 84, dtype=np.int32)
+    train, held = narrow(1, 200), narrow(2, 24)
+
+    def of_last_state(folder: Path, start: GgufHeader | None = None) -> Trainer:
+        sources: Any = lambda: iter(train), lambda: iter(held)
+        return Trainer(header, words, (), *sources, folder / "head.pt", SHORT, "cpu", start)
+
+    one = of_last_state(tmp_path)
+    start, folder = exported(one, 30, tmp_path)
+    assert one.figures.right[0] > 0.5
+    assert check(start, header).layers == (FINAL,) * 3
+    fusing = read_tensor(start, "fc.weight")
+    assert fusing.shape == (WIDTH, 3 * WIDTH)
+    assert fusing[:, :WIDTH].any()
+    assert not fusing[:, WIDTH:].any()
+    assert other_sizes(start, header, ()) == ""
+    assert (
+        other_sizes(start, header, LAYERS)
+        == "states read the last one instead of before layers 1, 2, 3"
+    )
+    again = of_last_state(folder, start)
+    begun = figures(again, 0)[-1]
+    assert begun.right == pytest.approx(one.measure(one._chosen()).right, abs=0.02)
 
 
 def test_a_damaged_file_and_one_of_another_target_are_refused(

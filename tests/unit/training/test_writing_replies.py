@@ -132,7 +132,7 @@ def test_states_that_no_half_holds_are_cut() -> None:
     lane.hidden.rows(0, 2)[0, 0] = 1e6  # type: ignore[index]
     from specllama.training.features import Gathering
 
-    gathering = Gathering(lane, 0)
+    gathering = Gathering(lane, 0, 4)
     gathering.take(np.zeros((2, V), np.float32))
     found = gathering.features(Sample("0", "code", False, (1,), (2,)))
     assert np.isfinite(found.inputs).all()
