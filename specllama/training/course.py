@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 FIRST_S, LONGEST_S = 60.0, 1800.0  # of a cycle
 LEAST_GAIN = 0.01  # tokens a pass that a cycle has to gain, or the last one was enough
 BEGUN_S = 900.0  # before that is asked: slow machines take a few steps in the first cycles
-_OFTEN = 4.0  # readings of each text in a cycle, above which more text helps more
+_LEAST, _MOST = 1 / 6, 2 / 3  # of a cycle, for writing
+VISITS = 5.0  # of each text: one that was learned more often teaches little more
 SAVE_S = 20.0  # after which the card is written again
 TRY_S, PATIENCE_S = 12.0, 240.0  # of a phase whose pace is measured; until something comes of it
 _SHORT_S = 5.0  # a rest that is not worth a cycle
 WAIT_S = 0.5  # between two looks whether to go on
 DOING: dict[Phase, str] = {"write": "writing", "read": "reading", "train": "training"}
-_READ_BY = 0.6  # of a cycle: what was not read again by then is read in the next one
 
 News = Literal["moved", "began", "figures"]
 Why = Literal["time", "gain", "stopped"]
@@ -89,10 +89,18 @@ class Course:
         tokens = self.card.written if phase == "write" else self.card.trained
         return share(tokens, self.card.seconds[phase]) or 0.0
 
+    @property
+    def writing_share(self) -> float:
+        """The share of a cycle in which replies are written: each text is to be learned from
+        ``VISITS`` times."""
+        train = self.pace("train")
+        wanted = share(train, train + VISITS * self.pace("write"))
+        return 1 / 3 if wanted is None else min(max(wanted, _LEAST), _MOST)
+
     def outlook(self, disk: int) -> tuple[float, int, int]:
         """Return the expected seconds of writing, tokens of replies that there will be, and bytes
         on disk, ``disk`` at most."""
-        found, write_s = self._work.amounts(), self.seconds / 3
+        found, write_s = self._work.amounts(), self.seconds * self.writing_share
         written = found.written + int(write_s * self.pace("write"))
         bytes_a_token = found.disk / max(found.read, 1)
         return write_s, written, min(int(written * bytes_a_token), disk)
@@ -111,16 +119,15 @@ class Course:
 
     def run(self) -> Why:
         """Go on until the time is over, a cycle gains nothing, or it is stopped."""
-        card, visits = self.card, None
+        card = self.card
         while self.left_s > _SHORT_S and not self._stopped():
             seconds, before = cycle_s(card.spent_s, self.left_s), card.best
             whole = seconds >= min(card.spent_s, LONGEST_S) >= BEGUN_S
-            end, trained = card.spent_s + seconds, card.trained
-            self._run("write", seconds * writing_share(visits))
+            end = card.spent_s + seconds
+            self._run("write", seconds * self.writing_share)
             if self._work.amounts().unread:
-                self._run("read", end - (1 - _READ_BY) * seconds - card.spent_s)
+                self._run("read", (end - card.spent_s) / 2)  # more of it in the next one
             self._run("train", end - card.spent_s)
-            visits = (card.trained - trained) / max(self._work.amounts().read, 1)
             if card.best is not None:
                 card.course.append(card.best)
             self._save()
@@ -222,15 +229,3 @@ def cycle_s(spent_s: float, left_s: float) -> float:
     """Return the seconds of the next cycle; a short rest goes with it."""
     usual = min(max(FIRST_S, spent_s), LONGEST_S)
     return left_s if left_s < 1.5 * usual else usual
-
-
-def writing_share(visits: float | None) -> float:
-    """Return the share of a cycle in which replies are written.
-
-    Args:
-        visits: how often the last cycle trained on each token of text; None before the first.
-    """
-    if visits is None:
-        return 1 / 3
-    # a text that was not seen once needs no company; one that was seen often teaches little more
-    return 1 / 6 if visits < 1 else 1 / 2 if visits > _OFTEN else 1 / 3
