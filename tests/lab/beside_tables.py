@@ -230,12 +230,13 @@ def load_table(rows: Sequence[Sequence[dict[str, Any]]]) -> list[str]:
     cells = []
     for some in rows:
         rates = {row["arm"]: row["tok_per_s"] for row in some}
-        plain, auto, *theirs = rates.values()
+        plain, *ours = (rates.pop(arm) for arm in (PLAIN, AUTO, REPACKED))
         cells.append([number_of(some[0]["clients"], "client"), f"{plain:.1f}"])
-        cells[-1] += [f"{rate / plain:.2f}" for rate in (auto, *theirs)]
-        cells[-1].append(f"{auto / max(theirs):.2f}")
-    arms = [row["arm"] for row in rows[0]] if rows else [PLAIN, AUTO]
-    return table(["serve plain, tok/s", *arms[1:], "auto ÷ better"], cells)
+        cells[-1] += [f"{rate / plain:.2f}" for rate in (*ours, *rates.values())]
+        cells[-1] += [f"{rate / max(rates.values()):.2f}" for rate in ours]
+    arms = [row["arm"] for row in rows[0]] if rows else [PLAIN, AUTO, REPACKED]
+    over = [f"{arm} ÷ better" for arm in (AUTO, REPACKED)]
+    return table(["serve plain, tok/s", *arms[1:], *over], cells)
 
 
 def in_steps(costs: dict[str, Any]) -> tuple[list[float], float, float]:
