@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -166,10 +167,8 @@ def none_row() -> ChoiceRow:
 def _best(target: ChoiceRow, rows: Sequence[ChoiceRow]) -> list[ChoiceRow]:
     """Choose the draft that belongs to the target, or else the first that fits it."""
     belongs = None
-    try:
+    with suppress(SpecllamaError):
         belongs = refs.resolve_pair(target.ref)[1]
-    except SpecllamaError:
-        pass
     here = [row for row in rows if row.path is not None and row.fits]
     mine = [row for row in here if belongs is not None and row.path == belongs]
     return [
@@ -360,9 +359,8 @@ def download_row(download: Download) -> ChoiceRow:
         case "done":
             return ChoiceRow(ref, ref, "nothing", fits=True, reason="is here")
         case "failed" if error is not None:
-            detail = advice.said(error, ". ")
             reason = f"{error.message}; Enter tries again"
-            detail = f"{detail}. Enter tries again."
+            detail = f"{advice.said(error, '. ')}. Enter tries again."
             return ChoiceRow(ref, ref, "continue", fits=False, reason=reason, detail=detail)
         case "stopped" | "failed":
             kept = f"{size(download.done)} kept" if download.done else "nothing arrived"
@@ -390,10 +388,8 @@ def hit_rows(hits: Sequence[SearchHit]) -> list[ChoiceRow]:
 def listing_rows(listing: Listing) -> list[ChoiceRow]:
     """List a repository's files, its usual choice first."""
     usual = None
-    try:
+    with suppress(SpecllamaError):
         usual = select(listing, HubRef(listing.repo))
-    except SpecllamaError:
-        pass
     rows = []
     for model in sorted(listing.models, key=lambda m: m is not usual):
         if not model.complete or model.sidecar:

@@ -65,11 +65,6 @@ class Download:
         (t0, n0), (t1, n1) = self._seen[0], self._seen[-1]
         return (n1 - n0) / (t1 - t0) if t1 > t0 and n1 > n0 else None
 
-    @property
-    def left_s(self) -> float | None:
-        speed = self.speed
-        return None if speed is None else (self.total - self.done) / speed
-
     def count(self, done: int, now: float) -> None:
         self.done, self.note = done, ""
         if self._seen and now - self._seen[-1][0] < TOLD_EVERY_S:
@@ -110,8 +105,8 @@ def figures(download: Download) -> list[str]:
         f"{download.done / download.total:.0%}",
         f"{size(download.done)} of {size(download.total)}",
     ]
-    if download.speed is not None and download.left_s is not None:
-        words += [f"{size(download.speed)}/s", left_words(download.left_s)]
+    if (speed := download.speed) is not None:
+        words += [f"{size(speed)}/s", left_words((download.total - download.done) / speed)]
     return words
 
 

@@ -81,9 +81,7 @@ class ReadingAhead:
         """Return the conversation with the typed text so far; None if it is not yet to be read."""
         screen, prompt = self._screen, self._screen.prompt
         text = prompt.full_text
-        if not text or (text.startswith("/") and not text.startswith("//")):
-            return None
-        if prompt.naming:
+        if not text or prompt.naming or (text.startswith("/") and not text.startswith("//")):
             return None
         try:
             text = prompt.with_files(text[text.startswith("//") :])

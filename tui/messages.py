@@ -69,10 +69,9 @@ class ActionAsked(Message):
 
 @dataclass
 class PromptSubmitted(Message):
-    """A message to send: ``text`` is complete; ``shown`` has large pastes folded to a label."""
+    """A message to send, with its large pastes."""
 
     text: str
-    shown: str
 
 
 @dataclass

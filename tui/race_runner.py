@@ -20,16 +20,11 @@ from specllama.interface import EngineLike, MethodInfo, Prompt
 from specllama.interface import Message as Turn
 from specllama.rates import Payoff
 from specllama.settings.params import GenerateParams
+from specllama.tui.messages import Latest
 
 
-@dataclass
-class RaceMoved(Message):
+class RaceMoved(Latest):
     """A run has new rounds."""
-
-    run: Run
-
-    def can_replace(self, message: Message) -> bool:
-        return isinstance(message, RaceMoved) and message.run is self.run
 
 
 @dataclass
@@ -64,7 +59,7 @@ class Racing:
     def _all(self, runs: Iterable[Run], cancel: Cancel) -> None:
         error: SpecllamaError | None = None
         try:
-            ask_all(self._engine, runs, cancel, lambda run: self._post(RaceMoved(run)))
+            ask_all(self._engine, runs, cancel, lambda run: self._post(RaceMoved()))
         except SpecllamaError as caught:
             error = caught
         except Exception as caught:

@@ -111,9 +111,7 @@ class PromptHistory:
         del self.entries[:-HISTORY_LIMIT]
 
     def add(self, entry: str) -> bool:
-        if not entry.strip() or len(entry) > HISTORY_ENTRY_LIMIT:
-            return True
-        if self.entries and self.entries[-1] == entry:
+        if not entry.strip() or len(entry) > HISTORY_ENTRY_LIMIT or self.entries[-1:] == [entry]:
             return True
         self.entries.append(entry)
         del self.entries[:-HISTORY_LIMIT]

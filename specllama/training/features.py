@@ -210,7 +210,8 @@ class Teacher(Closes):
 
     def gathering(self, lane: Lane, prompt: Sequence[int]) -> Gathering:
         """Read what of a prompt has no features; return the gathering of those behind it."""
-        first = max(len(prompt) - KEPT, 0)
+        # states of the last row alone are not known of a prompt, while drafting
+        first = max(len(prompt) - (KEPT if len(self.need) > 1 else 1), 0)
         for at in range(0, first, self.pool.n_batch):
             piece = prompt[at : min(at + self.pool.n_batch, first)]
             self.pool.run([Part(lane, piece, "none")])

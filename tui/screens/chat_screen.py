@@ -212,13 +212,10 @@ class ChatScreen(ActingScreen):
         if self.beside:
             self.prefs.show_panel = not self.prefs.show_panel
             self.set_class(not self.prefs.show_panel, "-no-panel")
-            self._save_prefs()
+            cast(ThemedApp, self.app).save_prefs()
         else:
             self.toggle_class("-figures")
             self.query_one(PanelTabs).refresh()
-
-    def _save_prefs(self) -> None:
-        cast(ThemedApp, self.app).save_prefs()
 
     @on(PanelTabs.Picked)
     def _tab_chosen(self, event: PanelTabs.Picked) -> None:
@@ -271,7 +268,7 @@ class ChatScreen(ActingScreen):
     async def action_cycle_view(self) -> None:
         views = list(VIEWS)
         self.view = self.prefs.view = views[(views.index(self.view) + 1) % len(views)]
-        self._save_prefs()
+        cast(ThemedApp, self.app).save_prefs()
         await self.transcript.show_as(self.view)
         self.strip.notice = VIEWS[self.view] if self.view != "text" else ""
         self.refresh_strip()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from textual import events, on, work
 from textual.app import ComposeResult
@@ -31,10 +31,6 @@ from specllama.tui.screens.page import Page
 from specllama.tui.state import Preferences
 from specllama.tui.widgets.model_picker import ModelColumn
 
-if TYPE_CHECKING:
-    from specllama.models.hub_client import HubClient
-
-SIDE_BY_SIDE = 90
 SETTLED_S = 0.12  # a highlight that stays for so long is looked into
 
 
@@ -48,10 +44,7 @@ class ModelsScreen(Page):
     used meanwhile. The sign ✓ means that it fits; what stands beside ✗ is the reason.
     """
 
-    HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012
-        (0, "-stacked"),
-        (SIDE_BY_SIDE, "-beside"),
-    ]
+    HORIZONTAL_BREAKPOINTS = [(0, "-stacked"), (90, "-beside")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "choose", "Choose", id="models.choose", priority=True),
         Binding("tab", "other", "Column", id="models.other", priority=True),
@@ -215,8 +208,7 @@ class ModelsScreen(Page):
         local = target is not None and target.path is not None and not target.refused
         if not local:
             self._compared = None
-            note = "choose a target that is here first"
-            self.drafts.show(here=[], note=note)
+            self.drafts.show(here=[], note="choose a target that is here first")
         elif target is not None and (self._compared is None or self._compared[0] != target.ref):
             self.drafts.show(here=[], note="comparing tokenizers")
             self._compare(target)
@@ -299,7 +291,7 @@ class ModelsScreen(Page):
     def action_search(self) -> None:
         column = self.active
         if column.text:
-            self._search(column, column.text)
+            self._ask(column, column.text, "search")
         else:
             self._tell(Content("Type words for the hub, then Ctrl+F searches."))
 
@@ -319,10 +311,10 @@ class ModelsScreen(Page):
             case "open":
                 column.type(row.ref)
             case "search":
-                self._search(column, row.ref)
+                self._ask(column, row.ref, "search")
             case "list":
                 column.type(row.ref)
-                self._list(column, row.ref)
+                self._ask(column, row.ref, "list")
             case "get" | "continue":
                 self.downloads.begin(row.ref)
             case "stop":
@@ -363,27 +355,18 @@ class ModelsScreen(Page):
 
     # ------------------------------------------------------------------ the hub
 
-    def _search(self, column: ModelColumn, text: str) -> None:
-        self._ask(column, text, "search", lambda client: choices.hit_rows(client.search(text)))
-
-    def _list(self, column: ModelColumn, repo: str) -> None:
-        self._ask(column, repo, "list", lambda client: choices.listing_rows(client.listing(repo)))
-
     @work(thread=True, exclusive=True, exit_on_error=False, group="hub")
-    def _ask(
-        self,
-        column: ModelColumn,
-        text: str,
-        does: Does,
-        rows: Callable[[HubClient], list[ChoiceRow]],
-    ) -> None:
+    def _ask(self, column: ModelColumn, text: str, does: Does) -> None:
         from specllama.models.hub_client import HubClient
 
         self._on_screen(partial(column.show, found=[], asked=text, note="asking the hub"))
         try:
             client = HubClient()
             client.reach()
-            found = rows(client)
+            if does == "list":
+                found = choices.listing_rows(client.listing(text))
+            else:
+                found = choices.hit_rows(client.search(text))
         except SpecllamaError as error:
             words = advice.said(error, "\n")
             row = ChoiceRow(text, error.message, does, fits=False, reason="Enter asks again")

@@ -62,7 +62,8 @@ class Page(Inked, Screen[Any]):
         """Show the end of a load, once the app knows."""
 
     def action_back(self) -> None:
-        self.dismiss(None)
+        if self.may_leave():
+            self.dismiss(None)
 
     def on_ink_changed(self, _: InkChanged) -> None:
         self.refresh(recompose=False, layout=True)

@@ -219,10 +219,6 @@ class RaceScreen(Page):
         if isinstance(told, EngineReady):
             self.info = told.info
 
-    @on(RaceMoved)
-    def _moved(self) -> None:
-        self._show()
-
     @on(RaceEnded)
     def _ended(self, event: RaceEnded) -> None:
         tab, self._raced = self._raced, ""
@@ -302,6 +298,7 @@ class RaceScreen(Page):
 
     # ------------------------------------------------------------------ drawing
 
+    @on(RaceMoved)
     def _show(self) -> None:
         if not self.is_mounted:
             return

@@ -229,20 +229,17 @@ class SessionsScreen(Page):
                 above = day
             rows.append(Option(self._row(one, now_s, wanted), one.id))
         options.clear_options()
-        options.add_options(rows or [Option(self._nothing(), disabled=True)])
+        said = "No conversation is stored yet: Esc, and ask something."
+        if wanted:
+            said = "No conversation holds all of these words."
+        nothing = Option(Content.styled(said, self.ink.muted), disabled=True)
+        options.add_options(rows or [nothing])
         ids = [row.id for row in rows]
         if rows:
             options.highlighted = ids.index(keep) if keep and keep in ids else 1
             if options.highlighted == 1:
                 options.scroll_home(animate=False)  # its heading is seen, too
         self._look()
-
-    def _nothing(self) -> Content:
-        """Return the text in place of an empty list."""
-        said = "No conversation is stored yet: Esc, and ask something."
-        if self._wanted:
-            said = "No conversation holds all of these words."
-        return Content.styled(said, self.ink.muted)
 
     def _row(self, summary: SessionSummary, now_s: float, wanted: list[str]) -> Content:
         ink = self.ink
@@ -286,7 +283,11 @@ class SessionsScreen(Page):
     @on(OptionList.OptionSelected)
     def action_resume(self) -> None:
         if self._renaming is not None:
-            self._rename_now()
+            try:
+                self.store.rename(self._renaming, self.query_one(Input).value)
+            except SpecllamaError as error:
+                self.notify(error.message, severity="warning", markup=False)
+            self._end_renaming()
         elif self._selected is not None:
             self.dismiss(self._selected.id)
 
@@ -302,17 +303,8 @@ class SessionsScreen(Page):
         field.focus()
         self.set_title("Rename", "Enter keeps the title, Esc leaves it")
 
-    def _rename_now(self) -> None:
-        renamed, self._renaming = self._renaming, None
-        field = self.query_one(Input)
-        try:
-            if renamed is not None:
-                self.store.rename(renamed, field.value)
-        except SpecllamaError as error:
-            self.notify(error.message, severity="warning", markup=False)
-        self._end_renaming(renamed)
-
-    def _end_renaming(self, keep: str | None) -> None:
+    def _end_renaming(self) -> None:
+        keep, self._renaming = self._renaming, None
         field = self.query_one(Input)
         field.placeholder = SEARCH
         with self.prevent(Input.Changed):
@@ -350,7 +342,6 @@ class SessionsScreen(Page):
 
     def action_back(self) -> None:
         if self._renaming is not None:
-            keep, self._renaming = self._renaming, None
-            self._end_renaming(keep)
+            self._end_renaming()
         else:
             self.dismiss(None)

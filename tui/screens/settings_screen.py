@@ -263,9 +263,8 @@ class SettingsScreen(Page, ModalScreen[Any]):
             for i, (title, fields) in enumerate(GROUPS.items()):
                 yield Label(title, classes="section" if i else "section -first")
                 for field in fields:
-                    if field.name not in self.fields:
-                        continue
-                    yield from self._row(field)
+                    if field.name in self.fields:
+                        yield from self._row(field)
         yield Static(id="setting-help", markup=False)
 
     def _row(self, field: Field) -> ComposeResult:
@@ -399,10 +398,6 @@ class SettingsScreen(Page, ModalScreen[Any]):
         self._say()
         self.app.bell()
         return False
-
-    def action_back(self) -> None:
-        if self.may_leave():
-            self.dismiss(None)
 
     def action_save(self) -> None:
         found, problems = self._read()

@@ -78,7 +78,7 @@ class TurnScreen(Inked, Screen[None]):
         self._used_by_last: float | None = None  # processor seconds at the flush before
         self._strip_rest, self._panel_rest = Rest(pace.figures_s), Rest(2 * pace.figures_s)
         self._held = self._owed = False  # painting waits; something is to be painted
-        self._after_turn: Callable[[], None] | None = None
+        self._after_turn: Callable[[], object] | None = None
         self._prompt_n = 0
         self._question: UserMessage | None = None  # what the running turn was asked
         self._before: list[int] | None = None  # the path before a turn that adds to it
@@ -229,14 +229,10 @@ class TurnScreen(Inked, Screen[None]):
 
     def when_idle(self, then: Callable[[], object]) -> None:
         """Run now, or stop the reply first and run as soon as it has ended."""
-
-        def run() -> None:
-            self.call_next(then)
-
         if self.turn is None:
-            run()
+            self.call_next(then)
         else:
-            self._after_turn = run
+            self._after_turn = then
             self.turn.cancel()
 
     # ------------------------------------------------------------------ a turn
@@ -412,6 +408,6 @@ class TurnScreen(Inked, Screen[None]):
         self.refresh_strip()
         then, self._after_turn = self._after_turn, None
         if then is not None:
-            then()
+            self.call_next(then)
         else:
             await self.turn_ended(failed=batch.error is not None)

@@ -152,12 +152,7 @@ def complete(text: str, cursor: int) -> Completion | None:
     begun = _BEGUN.search(text[:cursor])
     if begun is None:
         return None
-    found = [
-        Candidate(
-            _begun(path) if path.endswith("/") else f"{attach.named(path)} ", path, detail, detail
-        )
-        for path, detail in _paths(begun[1].lstrip("\"'"))
-    ]
+    found = list(_paths(begun[1].lstrip("\"'")))
     return Completion(begun.start(), tuple(found)) if found else None
 
 
@@ -178,16 +173,18 @@ def _words(action: Action, begun: str) -> Iterator[Candidate]:
             yield Candidate(f"/{action.slash} {word}", word, final=True)
 
 
-def _paths(begun: str) -> Iterator[tuple[str, str]]:
+def _paths(begun: str) -> Iterator[Candidate]:
     """Yield paths that continue this one, with the sizes of files."""
     for path in attach.paths(begun):
-        detail = ""
-        if not path.endswith("/"):
+        insert, detail = f"{attach.named(path)} ", ""
+        if path.endswith("/"):
+            insert = _begun(path)
+        else:
             try:
                 detail = attach.size_of(Path(path).expanduser().stat().st_size)
             except (OSError, ValueError, RuntimeError):
                 detail = "cannot be read"
-        yield path, detail
+        yield Candidate(insert, path, detail, detail)
 
 
 def _begun(folder: str) -> str:

@@ -113,24 +113,16 @@ class DraftedView(Inked, Vertical):
         return parts
 
     def _ghost_style(self, age: int) -> str | None:
-        if self.ghosts and not self.live:
-            return self.ink.ghosts[1]
         if not self.live:
-            return None
-        for limit, style in zip(FADE, self.ink.ghosts, strict=True):
-            if age < limit:
-                return style
-        return None
+            return self.ink.ghosts[1] if self.ghosts else None
+        fading = zip(FADE, self.ink.ghosts, strict=True)
+        return next((style for limit, style in fading if age < limit), None)
 
     def _refused(self, done: RoundDone) -> str:
         """Return the first refused token and the untested tail after it, as one ghost, on one
         line."""
-        fates = fate_of(done)
-        text = "".join(
-            piece
-            for piece, fate in zip(done.drafted_text, fates, strict=True)
-            if fate != "accepted"
-        )
+        pieces = zip(done.drafted_text, fate_of(done), strict=True)
+        text = "".join(piece for piece, fate in pieces if fate != "accepted")
         return sanitize(text).replace("\n", "⏎")
 
 

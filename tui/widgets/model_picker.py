@@ -56,12 +56,11 @@ class ModelColumn(Inked, Vertical):
         column: ModelColumn
         row: ChoiceRow
 
+    @dataclass
     class Activated(Message):
         """A click on the column, or the mouse over it."""
 
-        def __init__(self, column: ModelColumn) -> None:
-            super().__init__()
-            self.column = column
+        column: ModelColumn
 
     def __init__(self, title: str, placeholder: str, *, id: str) -> None:
         super().__init__(id=id)

@@ -121,16 +121,13 @@ class Drawing:
         if found is None or (took := found.first) is None:
             return
         ink = self.ink
-        parts = [
-            (name, ms, style, cell)
-            for name, ms, style, cell in (
-                ("tokenize", took.tokenize, ink.muted, "─"),
-                ("queue", took.queue, ink.warn, "─"),
-                ("prefill", took.prefill, ink.accent, "━"),
-                ("step", took.step, ink.good, "─"),
-            )
-            if ms >= 0.05
-        ]
+        phases = (
+            ("tokenize", took.tokenize, ink.muted, "─"),
+            ("queue", took.queue, ink.warn, "─"),
+            ("prefill", took.prefill, ink.accent, "━"),
+            ("step", took.step, ink.good, "─"),
+        )
+        parts = [phase for phase in phases if phase[1] >= 0.05]
         cells: Line = [
             (cell * max(1, round(ms / took.total * self.width)), style)
             for _, ms, style, cell in parts

@@ -64,15 +64,7 @@ class Prompt(TextArea):
         """A move of the focus to the conversation, by Tab."""
 
     def __init__(self, history: PromptHistory, draft: DraftFile, *, id: str | None = None) -> None:
-        super().__init__(
-            id=id,
-            soft_wrap=True,
-            tab_behavior="focus",
-            show_line_numbers=False,
-            highlight_cursor_line=False,
-            compact=False,
-            placeholder="Write a message",
-        )
+        super().__init__(id=id, highlight_cursor_line=False, placeholder="Write a message")
         self.cursor_blink = False  # an idle app must cost nothing
         # The editor's own use of function keys would hide the app's.
         for key in ("f6", "f7"):
@@ -265,10 +257,9 @@ class Prompt(TextArea):
             self._show_attached()
 
     def action_send(self) -> None:
-        shown = self.text
         text = self.full_text
         if text.strip():
-            self.post_message(PromptSubmitted(text, shown))
+            self.post_message(PromptSubmitted(text))
 
     def sent(self) -> None:
         """Clear the prompt after its text was sent."""

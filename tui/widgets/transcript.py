@@ -53,7 +53,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._all: list[MessageView] = []
+        self.messages: list[MessageView] = []
         self._hidden = 0
         self._follows = False
 
@@ -101,19 +101,15 @@ class Transcript(VerticalScroll, can_focus=False):
         self.anchor()
         self.scroll_end(animate=False)
 
-    @property
-    def messages(self) -> list[MessageView]:
-        return list(self._all)
-
     async def fill(self, messages: Sequence[MessageView], empty: Widget | None = None) -> None:
         """Replace everything; only the newest messages are mounted. Without any, ``empty`` is
         shown."""
         await self.remove_children()
-        self._all = list(messages)
-        self._hidden = max(0, len(self._all) - WINDOW)
+        self.messages = list(messages)
+        self._hidden = max(0, len(self.messages) - WINDOW)
         self.set_class(empty is not None, "-empty")
         earlier = [self._earlier()] if self._hidden else []
-        shown: list[Widget] = [*earlier, *self._all[self._hidden :]]
+        shown: list[Widget] = [*earlier, *self.messages[self._hidden :]]
         await self.mount_all(shown if empty is None else [empty])
         if empty is not None:  # is read from its first line
             self.release_anchor()
@@ -124,7 +120,7 @@ class Transcript(VerticalScroll, can_focus=False):
     async def add(self, message: MessageView) -> None:
         await self.query("#welcome").remove()
         self.remove_class("-empty")
-        self._all.append(message)
+        self.messages.append(message)
         await self.mount(message)
         self.anchor()
 
@@ -138,11 +134,11 @@ class Transcript(VerticalScroll, can_focus=False):
 
     async def truncate(self, keep: int) -> None:
         """Drop messages from number ``keep`` on, and every note after the last one left."""
-        gone, self._all = self._all[keep:], self._all[:keep]
+        gone, self.messages = self.messages[keep:], self.messages[:keep]
         for view in gone:
             if view.is_attached:
                 await view.remove()
-        after = self._all[-1] if self._all and self._all[-1].is_attached else None
+        after = self.messages[-1] if self.messages and self.messages[-1].is_attached else None
         seen = after is None
         for child in list(self.children):
             if seen and isinstance(child, Note):
@@ -156,14 +152,14 @@ class Transcript(VerticalScroll, can_focus=False):
         event.stop()
         before = self._hidden
         self._hidden = max(0, before - WINDOW)
-        fresh: list[Widget] = list(self._all[self._hidden : before])
+        fresh: list[Widget] = list(self.messages[self._hidden : before])
         await self.query("#earlier").remove()
         if self._hidden:
             fresh.insert(0, self._earlier())
         await self.mount_all(fresh, before=0)
 
     async def show_as(self, view: str) -> None:
-        for message in self._all:
+        for message in self.messages:
             if isinstance(message, AssistantMessage):
                 if message.is_attached:
                     await message.show_as(view)

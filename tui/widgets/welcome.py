@@ -212,9 +212,8 @@ class Welcome(Inked, Static):
         if not short:
             parts += [*legend(self), (line, "")]
         asked = examples(loader)[: 1 if short else None]
-        lead = ("Tab ", "writes: ")
         for i, example in enumerate(asked):
-            first = lead if i == 0 else ("    ", "        ")
+            first = ("Tab ", "writes: ") if i == 0 else ("    ", "        ")
             parts += [(first[0], "bold $primary"), (first[1], ink.muted), (f"{example}\n", "")]
         rows = list(KEYS)
         if short:
