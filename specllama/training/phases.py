@@ -25,7 +25,7 @@ from specllama.training.training_folder import CHECKPOINT, started_from
 from specllama.training.weights import Weights, choose_weights
 from specllama.training.writing import Writer
 
-TRIM_S = 10.0  # of training, after which freed memory goes back to the system
+TRIM_S = 5.0  # of training, after which freed memory goes back to the system
 _FULL = 0.9  # of the room for features, above which a reply that is read pushes another one out
 
 

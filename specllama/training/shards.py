@@ -173,8 +173,8 @@ class Shards:
             ends = np.cumsum(part["n"])
             cuts = [slice(end - n, end) for n, end in zip(part["n"], ends, strict=True)]
             return [
-                Features(
-                    **{name: part[name][cut] for name in PARTS},
+                Features(  # a view would keep the whole shard in memory
+                    **{name: part[name][cut].copy() for name in PARTS},
                     reply_from=int(part["reply_from"][i]),
                     id=str(part["id"][i]),
                 )
