@@ -243,8 +243,7 @@ def chosen(sampling: SamplingParams, names: list[str] | str | None) -> SamplingP
         if any(getattr(left, k) != v for k, v in ORDER.get(name, {}).items())
     ]
     if on != [name for name in ORDER if name in on]:
-        said = f"their order is {', '.join(ORDER)}"
-        raise not_offered("samplers", said, "samplers")
+        raise not_offered("samplers", f"their order is {', '.join(ORDER)}", "samplers")
     return left
 
 
