@@ -142,8 +142,7 @@ def events_of(parts: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the JSON of a stream of server-sent events of ours."""
     for line in _lines("specllama", parts):
         if line.startswith(b"data: {"):
-            found: dict[str, Any] = json.loads(line[6:])
-            yield found
+            yield json.loads(line[6:])
 
 
 def _error(answer: httpx2.Response) -> Any:
@@ -232,14 +231,11 @@ class Look:
         status, _, body = self.get(path)
         return body.decode("utf-8", "replace") if status == 200 else None
 
-    def json(self, path: str) -> Any:
-        """Return the body as JSON; None if the status is not 200, or it is no JSON."""
-        with suppress(ValueError, RecursionError):
-            return json.loads(self.text(path) or "null")
-        return None
-
     def object(self, path: str) -> Json:
-        return of(self.json(path))
+        """Return the body; an empty object if the status is not 200, or it is no JSON object."""
+        with suppress(ValueError, RecursionError):
+            return of(json.loads(self.text(path) or "null"))
+        return {}
 
     def echoes(self, path: str) -> bool:
         """True if the answer carries our request id."""
