@@ -293,22 +293,17 @@ def posted(
             yield from objects(title, answer.iter_bytes())
     except (httpx2.InvalidURL, httpx2.UnsupportedProtocol, UnicodeError):
         raise _no_address(address.url) from None
-    except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-        if not cancel.is_set():
-            raise nobody(address, error) from None
-    except httpx2.TimeoutException:
-        if not cancel.is_set():
-            raise EngineError(
-                f"{title} at {address.name} said nothing for {SILENCE_S:.0f} seconds",
-                "see its log; a model that is loaded anew may need a second try",
-            ) from None
     except httpx2.HTTPError as error:
-        if not cancel.is_set():
-            raise EngineError(
-                f"{title} at {address.name} ended the connection: "
-                f"{sanitize_line(str(error)) or type(error).__name__}",
-                "see its log; what was written is kept",
-            ) from None
+        if cancel.is_set():
+            return
+        if isinstance(error, (httpx2.ConnectError, httpx2.ConnectTimeout)):
+            raise nobody(address, error) from None
+        words = f"ended the connection: {sanitize_line(str(error)) or type(error).__name__}"
+        hint = "see its log; what was written is kept"
+        if isinstance(error, httpx2.TimeoutException):
+            words = f"said nothing for {SILENCE_S:.0f} seconds"
+            hint = "see its log; a model that is loaded anew may need a second try"
+        raise EngineError(f"{title} at {address.name} {words}", hint) from None
 
 
 def bounded(parts: Iterable[bytes], most: int = 2**16) -> bytes:
