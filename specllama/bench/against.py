@@ -330,7 +330,6 @@ def follow_law(
     wish: GenerateParams,
     *,
     most: int,
-    seed: int = 0,
 ) -> Iterator[LawCase]:
     """Read ``most`` tokens at most; yield a case after each reply, the last one is ``over``.
 
@@ -340,7 +339,7 @@ def follow_law(
     temperature = wish.sampling.temperature
     params = pure(wish, temperature, seed=None, chances=law.top)
     case = LawCase(arm.name, temperature, law.what, "tokens", slack=law.slack / temperature)
-    test, repeats = LawTest(slack=case.slack, seed=seed), _Repeats()
+    test, repeats = LawTest(slack=case.slack), _Repeats()
     idle = 0
 
     def heard(asked: Asked, repetition: int) -> tuple[str, ReplyReading]:

@@ -228,17 +228,12 @@ class EngineArm:
         if self.logs is not None:
             self._logged = Logged(self.engine, command="bench", folder=self.logs)
 
-    def _know(self, repetition: int) -> None:
-        """Give the engine's windows this arm's lessons so far."""
-        if self.begin is None:
-            return
-        if self._lessons is None or repetition != self._lessons[0]:
-            self._lessons = repetition, self.begin()
-        self.engine.windows.use(self._lessons[1])
-
     def run(self, task: Task, repetition: int) -> RunFigures:
         self.engine.reset()
-        self._know(repetition)
+        if self.begin is not None:  # the windows know this arm's lessons so far
+            if self._lessons is None or repetition != self._lessons[0]:
+                self._lessons = repetition, self.begin()
+            self.engine.windows.use(self._lessons[1])
         run = self.answer(task)
         return RunFigures.of(run, task, repetition, perf_counter() - run.began_s)
 

@@ -114,11 +114,8 @@ def bets(spot: Spot, coin: FloatArray) -> tuple[FloatArray, FloatArray]:
     if spot.copied is None:
         laws += [nothing, nothing]
     else:
-        none = (spot.copied < 0)[..., None]
-        laws += [
-            np.where(none, p, _point(p, np.maximum(spot.copied, 0))),
-            np.where(none, p, _without(p, np.maximum(spot.copied, 0))),
-        ]
+        none, at = (spot.copied < 0)[..., None], np.maximum(spot.copied, 0)
+        laws += [np.where(none, p, law(p, at)) for law in (_point, _without)]
     if (q := spot.draft) is None:
         laws += [nothing] * 3
     else:

@@ -95,9 +95,7 @@ class SpeedModel:
         return SpeedModel(
             alpha=alpha,
             c=median((share(one.draft_ms, len(one.drafted)) or 0.0) / ms for one, ms in known),
-            beta=sum(n * cost for n, cost in wider) / sum(n * n for n, _ in wider)
-            if wider
-            else 0.0,
+            beta=share(sum(n * cost for n, cost in wider), sum(n * n for n, _ in wider)) or 0.0,
         )
 
 

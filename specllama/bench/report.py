@@ -249,9 +249,8 @@ def provenance_lines(data: dict[str, Any]) -> list[str]:
                 + (f", sha256 {digest}…)" if digest else ")")
             )
     if "tuned" in data:
-        lines.append(
-            f"warm: tuned {data['tuned']}" if data["tuned"] else "warm: learnt from use, untuned"
-        )
+        learnt = f"tuned {data['tuned']}" if data["tuned"] else "learnt from use, untuned"
+        lines.append(f"warm: {learnt}")
     for one in data.get("against", ()):
         flags = f", started with {one['flags']}" if one["flags"] else ""
         model = f", model {one['model']}" if one["model"] else ""

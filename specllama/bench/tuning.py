@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import count
 from statistics import median
 from typing import Any
 
@@ -166,17 +167,15 @@ def tune(
     replies = len(lessons) + (checks * len(tasks) + 1) * len(arms)
     minutes = max(replies * max_tokens * costs.target[1] / 60e3, 0.1)
     say(f"step 2 of 2: {replies} replies, about {minutes:.1f} min")
+    written = count(1)
+
+    def wrote(done: int, total: int) -> None:
+        progress(0.2 + 0.8 * next(written) / replies)
+
     with profile.practice():  # nothing written within is booked on the pair's balance
-        for _ in compare(
-            [window.run], lessons, progress=lambda done, _: progress(0.2 + 0.8 * done / replies)
-        ):
+        for _ in compare([window.run], lessons, progress=wrote):
             profile.forgive()  # written whatever they cost
-        check = Comparison.of(
-            arms,
-            tasks,
-            repetitions=checks,
-            progress=lambda done, _: progress(0.2 + 0.8 * (len(lessons) + done) / replies),
-        )
+        check = Comparison.of(arms, tasks, repetitions=checks, progress=wrote)
     remedies = [asdict(one) for one in engine.windows.remedies(base)]
     return Tuning(costs, check, advise(check) | {"remedies": remedies})
 

@@ -151,14 +151,12 @@ def explain(error: BaseException) -> tuple[int, str, str | None]:
     if isinstance(error, Interrupted):
         return error.code, "interrupted", None
     if isinstance(error, MemoryError):
-        hint = "use a smaller model or --ctx-size"
-        return Exit.CANNOT_LOAD, "out of memory", hint
+        return Exit.CANNOT_LOAD, "out of memory", "use a smaller model or --ctx-size"
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
         return Exit.FAILED, f"{error.strerror or error}{where}", None
     if isinstance(error, ImportError):
-        again = pip_install("--force-reinstall .")
-        hint = f"install specllama again, in its folder: {again}"
+        hint = f"install specllama again, in its folder: {pip_install('--force-reinstall .')}"
         return Exit.FAILED, f"a part of specllama cannot be imported: {error}", hint
     return (
         Exit.FAILED,

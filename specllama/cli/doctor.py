@@ -169,11 +169,8 @@ def _stores() -> list[DoctorLine]:
     from specllama import paths
 
     checks = []
-    for name, folder in (
-        ("models", paths.models_dir()),
-        ("data", paths.data_dir()),
-        ("cache", paths.cache_dir()),
-    ):
+    folders = {"models": paths.models_dir(), "data": paths.data_dir(), "cache": paths.cache_dir()}
+    for name, folder in folders.items():
         if why := paths.barred(folder):
             advice = "set SPECLLAMA_HOME to a folder you can write to"
             checks.append(bad(name, f"{folder} is not writable: {why}", advice))

@@ -118,12 +118,8 @@ def info(ref: str, revision: str, insecure: bool, as_json: bool) -> None:
             names = "repo commit gated licence downloads refused"
             offered.append(picked(there, names, role=role, models=told))
             continue
-        facts = [
-            there.licence,
-            "gated" if there.gated else None,
-            f"commit {there.commit[:8]}",
-        ]
-        note(f"{there.repo}  ({', '.join(fact for fact in facts if fact)})")
+        facts = [there.licence, "gated" if there.gated else "", f"commit {there.commit[:8]}"]
+        note(f"{there.repo}  ({', '.join(filter(None, facts))})")
         columns = [
             Column("quant", "quant"),
             number("size", lambda m: size(m.bytes)),

@@ -70,12 +70,7 @@ def use_colour(stream: TextIO | None = None) -> bool:
 def write(text: str, *, end: str = "") -> None:
     """Write text and show it at once."""
     text += end
-    if is_terminal():
-        text = sanitize(text)
-        raw = _encoded(text)
-    else:
-        raw = encodable(text).encode("utf-8")
-    write_bytes(raw)
+    write_bytes(_encoded(sanitize(text)) if is_terminal() else encodable(text).encode("utf-8"))
 
 
 def line(text: str = "") -> None:

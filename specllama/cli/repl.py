@@ -170,12 +170,8 @@ class Repl:
         if info.draft is not None:
             pair += f" + {info.draft.name}"
         diagnostics.note(f"{pair} on {info.device}, {info.exactness} · /help lists commands")
-        if self.session.messages:
-            self._recall()
-
-    def _recall(self) -> None:
-        """Show the end of a loaded conversation."""
-        diagnostics.note(f"“{self.session.title}”, {len(self.session.messages)} messages")
+        if self.session.messages:  # of a loaded conversation, its end
+            diagnostics.note(f"“{self.session.title}”, {len(self.session.messages)} messages")
         for message in self.session.messages[-2:]:
             diagnostics.say(f"{message.role}: {message.content}")
 

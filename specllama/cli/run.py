@@ -15,6 +15,7 @@ import click
 from specllama import paths, signals
 from specllama.cancel import Cancel
 from specllama.cli import diagnostics, loading, output
+from specllama.cli.listing import picked
 from specllama.cli.options import (
     GroupedCommand,
     constraint_options,
@@ -135,14 +136,8 @@ def command(
             return answer(logged if keeps else engine, request, params, printer)
         except SpecllamaError as error:
             if as_json:
-                output.json_line(
-                    {
-                        "type": "error",
-                        "message": error.message,
-                        "hint": error.hint,
-                        "exit_code": error.exit_code,
-                    }
-                )
+                told = picked(error, "message hint exit_code")
+                output.json_line({"type": "error", **told})
             raise
         finally:
             logged.close()

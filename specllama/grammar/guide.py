@@ -254,11 +254,7 @@ class _Walk:
         self._anchor, self._behind = self._fresh.deep_copy(), self.root
         self._matcher, self._at = self._fresh.deep_copy(), self.root
         self._masks: OrderedDict[_Place, npt.NDArray[np.bool_]] = OrderedDict()
-        self._read, self._layout, self._tail = (
-            self.root,
-            JsonLayout(),
-            b"",
-        )  # of the text up to there
+        self._read, self._layout, self._tail = self.root, JsonLayout(), b""  # of the text to there
 
     def some(self, place: _Place, tokens: Sequence[int]) -> npt.NDArray[np.bool_]:
         matcher, ends, n = self._go(place), self.guides.ends, self.guides.n_tokens

@@ -142,8 +142,7 @@ def events_of(parts: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the JSON of a stream of server-sent events of ours."""
     for line in _lines("specllama", parts):
         if line.startswith(b"data: {"):
-            found: dict[str, Any] = json.loads(line[6:])
-            yield found
+            yield json.loads(line[6:])
 
 
 def _error(answer: httpx2.Response) -> Any:
@@ -232,14 +231,11 @@ class Look:
         status, _, body = self.get(path)
         return body.decode("utf-8", "replace") if status == 200 else None
 
-    def json(self, path: str) -> Any:
-        """Return the body as JSON; None if the status is not 200, or it is no JSON."""
-        with suppress(ValueError, RecursionError):
-            return json.loads(self.text(path) or "null")
-        return None
-
     def object(self, path: str) -> Json:
-        return of(self.json(path))
+        """Return the body; an empty object if the status is not 200, or it is no JSON object."""
+        with suppress(ValueError, RecursionError):
+            return of(json.loads(self.text(path) or "null"))
+        return {}
 
     def echoes(self, path: str) -> bool:
         """True if the answer carries our request id."""
@@ -297,22 +293,17 @@ def posted(
             yield from objects(title, answer.iter_bytes())
     except (httpx2.InvalidURL, httpx2.UnsupportedProtocol, UnicodeError):
         raise _no_address(address.url) from None
-    except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-        if not cancel.is_set():
-            raise nobody(address, error) from None
-    except httpx2.TimeoutException:
-        if not cancel.is_set():
-            raise EngineError(
-                f"{title} at {address.name} said nothing for {SILENCE_S:.0f} seconds",
-                "see its log; a model that is loaded anew may need a second try",
-            ) from None
     except httpx2.HTTPError as error:
-        if not cancel.is_set():
-            raise EngineError(
-                f"{title} at {address.name} ended the connection: "
-                f"{sanitize_line(str(error)) or type(error).__name__}",
-                "see its log; what was written is kept",
-            ) from None
+        if cancel.is_set():
+            return
+        if isinstance(error, (httpx2.ConnectError, httpx2.ConnectTimeout)):
+            raise nobody(address, error) from None
+        words = f"ended the connection: {sanitize_line(str(error)) or type(error).__name__}"
+        hint = "see its log; what was written is kept"
+        if isinstance(error, httpx2.TimeoutException):
+            words = f"said nothing for {SILENCE_S:.0f} seconds"
+            hint = "see its log; a model that is loaded anew may need a second try"
+        raise EngineError(f"{title} at {address.name} {words}", hint) from None
 
 
 def bounded(parts: Iterable[bytes], most: int = 2**16) -> bytes:

@@ -83,9 +83,7 @@ class Counters:
         """
         if not (before.idle and self.idle) or self.drafted is None or self.accepted is None:
             return None
-        if tokens is None or self.generated is None:
-            return None
-        if self.generated - (before.generated or 0) != tokens:
+        if self.generated is None or self.generated - (before.generated or 0) != tokens:
             return None
         zeros = (0,) * (len(self.accepted_at) - len(before.accepted_at))
         at = tuple(b - a for a, b in zip((*before.accepted_at, *zeros), self.accepted_at,

@@ -82,8 +82,7 @@ class ForeignEngine(Closes):
         """Read the server's counts so far; return None if it reports none."""
         if self.kind.counters is None:
             return None
-        look = Look(self.address)
-        with closing(look):
+        with closing(Look(self.address)) as look:
             found = self.kind.counters(look)
         if found is not None and found.drafted is not None:
             self.speculates = True
@@ -185,6 +184,7 @@ class ForeignEngine(Closes):
         speculate: bool | None = None,
     ) -> Question:
         messages: list[dict[str, str]] | None = None
+        words = prompt if isinstance(prompt, str) else ""
         if not isinstance(prompt, str):
             turns = [turn for turn in prompt if isinstance(turn, Message)]
             if len(turns) != len(prompt):
@@ -194,14 +194,7 @@ class ForeignEngine(Closes):
                 raise UsageError(
                     f"{self.kind.title} cannot continue a thought", "ask again: /retry, or Ctrl+R"
                 )
-        asked = Question(
-            params,
-            self.model.id,
-            messages,
-            prompt if isinstance(prompt, str) else "",
-            stream,
-            speculate,
-        )
+        asked = Question(params, self.model.id, messages, words, stream, speculate)
         self.kind.check(asked, self.speculates)
         return asked
 

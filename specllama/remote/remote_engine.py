@@ -149,12 +149,10 @@ def open_remote(address: Address | str) -> ForeignEngine:
     """
     if isinstance(address, str):
         address = Address(address)
-    look = Look(address)
-    with closing(look):
-        found_kind, found = _recognise(look, address.kind)
-    if found_kind.name == "specllama":
+    kind, found = _recognise(address)
+    if kind.name == "specllama":
         return RemoteEngine(address)
-    return ForeignEngine(address, found_kind, found)
+    return ForeignEngine(address, kind, found)
 
 
 def watched(address: Address) -> tuple[ServerWatch, Iterator[dict[str, Any]]]:
@@ -163,37 +161,33 @@ def watched(address: Address) -> tuple[ServerWatch, Iterator[dict[str, Any]]]:
     Raises:
         SpecllamaError: as ``open_remote``; the events, when nobody answers any more.
     """
-    look = Look(address)
-    with closing(look):
-        kind, found = _recognise(look, address.kind)
+    kind, found = _recognise(address)
     if kind.name == "specllama":  # all its models at once, and none is loaded for it
         return Board(), address.events()
     with ForeignEngine(replace(address, model=address.model or "any"), kind, found) as engine:
         return engine.watch()
 
 
-def _recognise(look: Look, name: str = AUTO) -> tuple[Kind, Found]:
-    """Find the kind of engine that answers, and its report of itself; trust ``name`` if it is
-    given.
+def _recognise(address: Address) -> tuple[Kind, Found]:
+    """Find the kind of engine that answers, and its report of itself; trust a kind that is given.
 
     Raises:
         UsageError: there is no such kind.
         EngineDied: nobody answers. EngineError: nothing that answers there is known.
     """
-    if name != AUTO:
-        if name not in KINDS:
-            raise UsageError(f"there is no kind of server {name!r}", f"one of {', '.join(KINDS)}")
-        return KINDS[name], KINDS[name].recognise(look) or Found()
-    for kind in KINDS.values():
-        found = kind.recognise(look)
-        if found is None:
-            continue
-        if kind.name == "openai" and not found.models:
-            break
-        return kind, found
+    name = address.kind
+    if name not in (AUTO, *KINDS):
+        raise UsageError(f"there is no kind of server {name!r}", f"one of {', '.join(KINDS)}")
+    with closing(Look(address)) as look:
+        if name != AUTO:
+            return KINDS[name], KINDS[name].recognise(look) or Found()
+        for kind in KINDS.values():
+            found = kind.recognise(look)
+            if found is not None and (kind.name != "openai" or found.models):
+                return kind, found
     if look.locked:
-        raise EngineError(f"the server at {look.address.url} wants a key", KEY_HINT)
+        raise EngineError(f"the server at {address.url} wants a key", KEY_HINT)
     raise EngineError(
-        f"what answers at {look.address.url} is no engine that is known",
+        f"what answers at {address.url} is no engine that is known",
         "check the address; if it speaks as OpenAI does: --remote-kind openai --remote-model ID",
     )

@@ -182,29 +182,15 @@ class MarkProbe:
         for tail in _tails(before):
             close = next((c for c in _closings(tail.strip()) if c in between), None)
             if close is not None:
-                return Marks(
-                    tail.strip(),
-                    close,
-                    written if tail.strip() in written else tail,
-                    between,
-                    self._alone(variables, prompt, close),
-                    ending=ending,
-                    shape=shape,
-                )
+                opening = written if tail.strip() in written else tail
+                alone = self._alone(variables, prompt, close)
+                return Marks(tail.strip(), close, opening, between, alone, "", ending, shape)
         for tail in reversed(list(_tails(prompt))):
             if (at := between.find(tail)) >= 0:
                 end = at + len(tail)
-                header = between[:end].removeprefix(first_tag(between))
-                return Marks(
-                    written.strip(),
-                    first_tag(between),
-                    written,
-                    between,
-                    between[end:],
-                    header,
-                    ending,
-                    shape,
-                )
+                close, alone = first_tag(between), between[end:]
+                header = between[:end].removeprefix(close)
+                return Marks(written.strip(), close, written, between, alone, header, ending, shape)
         opening = prompt.removeprefix(before) if prompt.startswith(before) else written
         words = between.strip()
         return Marks(opening.strip(), words, opening, between, ending=ending, shape=shape)

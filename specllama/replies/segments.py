@@ -131,13 +131,9 @@ def render(
     state = marks.state(end.text) if end is not None and end.special else None
     new = _unthought(marks, state) if unthinking else Written()
     begun = _begun(marks, state, last) if going_on else new
-    return replace(
-        rendered,
-        segments=_with(rendered.segments, begun),
-        state=state,
-        begun=begun,
-        before=_with(rendered.segments, new) if going_on else None,
-    )
+    segments = _with(rendered.segments, begun)
+    prompt = _with(rendered.segments, new) if going_on else None
+    return replace(rendered, segments=segments, state=state, begun=begun, before=prompt)
 
 
 def _with(segments: Sequence[Segment], begun: Written) -> list[Segment]:
@@ -186,10 +182,8 @@ def _rendered(job: _Job, messages: Sequence[Message]) -> Rendered:
             failure = failure or failed
             if failed.refused:
                 break
-    return Rendered(
-        _chatml(messages),
-        f"the model's chat template failed ({failure}); using ChatML instead",
-    )
+    notice = f"the model's chat template failed ({failure}); using ChatML instead"
+    return Rendered(_chatml(messages), notice)
 
 
 def _forms(messages: Sequence[Message]) -> list[Sequence[Message]]:

@@ -239,13 +239,7 @@ class MessagesDialect(OpenBlocks):
             delta = {"type": "input_json_delta", "partial_json": call.arguments}
             yield _frame("content_block_delta", index=self._index, delta=delta)
             yield _frame("content_block_stop", index=self._index)
-        reason, sequence = self._end(reply)
-        yield _frame(
-            "message_delta",
-            delta={"stop_reason": reason, "stop_sequence": sequence},
-            usage=_usage(reply),
-            **costs([reply]),
-        )
+        yield _frame("message_delta", delta=self._end(reply), usage=_usage(reply), **costs([reply]))
 
     def ended(self, replies: list[Reply]) -> Iterable[Frame]:
         yield _frame("message_stop")
@@ -258,20 +252,13 @@ class MessagesDialect(OpenBlocks):
         if reply.text or not (reply.calls or reply.silent):
             content.append({"type": "text", "text": reply.text})
         content += [_called(call, msgspec.json.decode(call.arguments)) for call in reply.calls]
-        reason, sequence = self._end(reply)
-        return self._message(
-            content,
-            stop_reason=reason,
-            stop_sequence=sequence,
-            usage=_usage(reply),
-            **costs(replies),
-        )
+        return self._message(content, **self._end(reply), usage=_usage(reply), **costs(replies))
 
-    def _end(self, reply: Reply) -> tuple[str, str | None]:
-        reason = reply.ending.anthropic
+    def _end(self, reply: Reply) -> dict[str, Any]:
+        reason, finished = reply.ending.anthropic, reply.finished
         if reply.calls and reason != "max_tokens":
-            return "tool_use", None
-        return reason, None if reply.finished is None else reply.finished.stop
+            return {"stop_reason": "tool_use", "stop_sequence": None}
+        return {"stop_reason": reason, "stop_sequence": finished and finished.stop}
 
 
 def _called(call: Call, given: Any) -> dict[str, Any]:

@@ -157,11 +157,9 @@ def parse_chat(body: ChatRequest, base: GenerateParams) -> Job:
 
 
 def _chances(body: ChatRequest) -> int | None:
-    if not body.logprobs:
-        if body.top_logprobs:
-            raise wrong("top_logprobs", "top_logprobs needs logprobs to be true")
-        return None
-    return most_chances("top_logprobs", body.top_logprobs or 0)
+    if body.top_logprobs and not body.logprobs:
+        raise wrong("top_logprobs", "top_logprobs needs logprobs to be true")
+    return most_chances("top_logprobs", body.top_logprobs or 0) if body.logprobs else None
 
 
 def limit_of(*given: int | None) -> int | None:

@@ -158,9 +158,6 @@ class Models:
         """Restart the model's idle timer."""
         model.idle_s = monotonic()
         model.wake(keep_s)
-        self._wind(model)
-
-    def _wind(self, model: ServedModel) -> None:
         if model.keep_s < math.inf and not model.uses and model.queue.loaded:
             loop = asyncio.get_running_loop()
             model.timer = loop.call_later(model.left_s, self._begin, self._expire, model)

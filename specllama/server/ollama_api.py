@@ -147,13 +147,10 @@ class OllamaDialect(Dialect):
         self._chat = chat
 
     def _line(self, text: str, thought: str, **more: Any) -> dict[str, Any]:
-        said: dict[str, Any]
+        thinking = {"thinking": thought} if thought else {}
+        said: dict[str, Any] = {"response": text, **thinking}
         if self._chat:
-            said = {"message": {"role": "assistant", "content": text}}
-            if thought:
-                said["message"]["thinking"] = thought
-        else:
-            said = {"response": text, **({"thinking": thought} if thought else {})}
+            said = {"message": {"role": "assistant", "content": text, **thinking}}
         return {"model": self._model, "created_at": _time(), **said, "done": False, **more}
 
     def said(self, piece: Piece) -> Iterable[Frame]:

@@ -102,13 +102,8 @@ class Metrics:
         add("spec_decode_num_draft_tokens_total", queued, len(done.drafted), source=source)
         add("spec_decode_num_accepted_tokens_total", queued, done.accepted, source=source)
         for position in range(done.accepted):
-            add(
-                "spec_decode_num_accepted_tokens_per_pos_total",
-                queued,
-                1,
-                source=source,
-                position=str(position),
-            )
+            at = {"source": source, "position": str(position)}
+            add("spec_decode_num_accepted_tokens_per_pos_total", queued, 1, **at)
 
     def _finished(self, queued: QueuedReply, end: Finished) -> None:
         self._add("prompt_tokens_total", queued, end.prompt_n)
@@ -131,10 +126,7 @@ class Metrics:
 
     def _observe(self, name: str, queued: QueuedReply, value: float) -> None:
         labels = self._labels(queued, {})
-        found = self._spread[name].get(labels)
-        if found is None:
-            found = self._spread[name][labels] = Histogram(HISTOGRAMS[name][1])
-        found.add(value)
+        self._spread[name].setdefault(labels, Histogram(HISTOGRAMS[name][1])).add(value)
 
     # -- what is shown --
 

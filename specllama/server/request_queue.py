@@ -282,13 +282,11 @@ class RequestQueue:
 
     async def figures(self) -> EngineFigures | None:
         """Return the engine's own figures; None if no engine answers soon."""
-        if not self.ready:
-            return None
-        try:
-            found: EngineFigures = await asyncio.wait_for(self.ask("figures"), FIGURES_S)
-        except (SpecllamaError, TimeoutError):
-            return None
-        return found
+        if self.ready:
+            with contextlib.suppress(SpecllamaError, TimeoutError):
+                found: EngineFigures = await asyncio.wait_for(self.ask("figures"), FIGURES_S)
+                return found
+        return None
 
     async def template(self) -> tuple[str, str, str]:
         """Return the template of chats and the texts that begin and end one; the last known ones if

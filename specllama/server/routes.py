@@ -82,8 +82,7 @@ def _route(where: str, handler: Handler) -> Route:
             if not isinstance(error, (Refusal, SpecllamaError)):
                 logger.exception("%s failed, %s", request.url.path, request.state.id)
             refused = refusal(error)
-            said = spelled(request.url.path, refused)
-            return Json(said, refused.status, dict(refused.headers))
+            return Json(spelled(request.url.path, refused), refused.status, dict(refused.headers))
 
     return Route(path, handle, methods=methods.split("|"))
 

@@ -156,7 +156,7 @@ def params_of(
     Raises:
         Refusal: a value is wrong; names the field.
     """
-    changes = {name: value for name, value in more.items() if value is not None}
+    changes = _given(more)
     if changes.get("max_tokens") == -1:
         changes["max_tokens"] = None
     try:
@@ -185,22 +185,21 @@ def params_of(
             stop = [body.stop] if isinstance(body.stop, str) else body.stop
             changes["stop"] = tuple(filter(None, stop))
         changes["most_ms"] = max(body.t_max_predict_ms or 0, 0)
-        if body.ignore_eos is not None:
-            changes["ignore_eos"] = body.ignore_eos
-        if body.grammar:
-            changes["grammar"] = body.grammar
-        if body.json_schema is not None:
-            changes["json_schema"] = schema_text(body.json_schema)
-        changes.update(_structured(body))
+        schema = None if body.json_schema is None else schema_text(body.json_schema)
+        told = {"ignore_eos": body.ignore_eos, "grammar": body.grammar or None}
+        changes |= _given(told | {"json_schema": schema}) | _structured(body)
         if body.prediction is not None:
             changes["prediction"] = _expected(body.prediction)
         if body.specllama is not None:
-            asked = msgspec.structs.asdict(body.specllama)
-            changes.update({name: value for name, value in asked.items() if value is not None})
+            changes |= _given(msgspec.structs.asdict(body.specllama))
         return base.replace(**changes)
     except UsageError as error:
         limit = next((n for n in _LIMITS if getattr(body, n, None) is not None), "max_tokens")
         raise refusal(error, {**FIELDS, "max-tokens": limit, **(names or {})}) from None
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _expected(prediction: Prediction) -> str:
@@ -243,8 +242,7 @@ def chosen(sampling: SamplingParams, names: list[str] | str | None) -> SamplingP
         if any(getattr(left, k) != v for k, v in ORDER.get(name, {}).items())
     ]
     if on != [name for name in ORDER if name in on]:
-        said = f"their order is {', '.join(ORDER)}"
-        raise not_offered("samplers", said, "samplers")
+        raise not_offered("samplers", f"their order is {', '.join(ORDER)}", "samplers")
     return left
 
 

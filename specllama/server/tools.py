@@ -108,8 +108,10 @@ def tool_use(
     if isinstance(choice, ToolChoice):
         some = choice.allowed_tools or choice
         if some is not choice or (choice.type == "allowed_tools" and choice.tools is not None):
-            tools = _allowed(tools, [one.called for one in some.tools or ()])
-            choice = some.mode
+            choice, names = some.mode, [one.called for one in some.tools or ()]
+            if missing := [name for name in names if name not in {tool.name for tool in tools}]:
+                raise wrong("tool_choice", f"tool_choice: there is no tool {missing[0][:128]!r}")
+            tools = [tool for tool in tools if tool.name in names]
         elif choice.type in (None, "function") and not choice.called:
             raise wrong("tool_choice", "tool_choice names no function")
         else:
@@ -138,19 +140,6 @@ def tool_use(
     if not tools or choice == "none":
         return None
     return ToolUse(tuple(tools), choice, parallel is not False)
-
-
-def _allowed(tools: Sequence[Tool], names: Sequence[str]) -> list[Tool]:
-    """Return those of the tools that a choice lets the model call.
-
-    Raises:
-        Refusal: one is missing.
-    """
-    known = {tool.name for tool in tools}
-    for name in names:
-        if name not in known:
-            raise wrong("tool_choice", f"tool_choice: there is no tool {name[:128]!r}")
-    return [tool for tool in tools if tool.name in names]
 
 
 def _described(tool: Tool) -> dict[str, Any]:

@@ -93,11 +93,9 @@ def opened_to_read(path: Path) -> sqlite3.Connection | None:
     """Open the file for reading only; return None if that fails."""
     for how in ("mode=ro", "mode=ro&immutable=1"):  # immutable: where not even a lock can be taken
         with suppress(sqlite3.Error, StoreError, OSError):
+            uri = f"{path.absolute().as_uri()}?{how}"
             connection = sqlite3.connect(
-                f"{path.absolute().as_uri()}?{how}",
-                uri=True,
-                check_same_thread=False,
-                isolation_level=None,
+                uri, uri=True, check_same_thread=False, isolation_level=None
             )
             try:
                 (version,) = connection.execute("PRAGMA user_version").fetchone()

@@ -121,11 +121,8 @@ class RoundLog:
         except OSError as error:
             self.failure = error.strerror or str(error)
             self.close()
-            return Notice(
-                f"the round log cannot be written ({self.failure}); logging is off for this run",
-                "warning",
-                "log",
-            )
+            said = f"the round log cannot be written ({self.failure}); logging is off for this run"
+            return Notice(said, "warning", "log")
         return None
 
     def close(self) -> None:

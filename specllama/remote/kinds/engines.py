@@ -40,10 +40,7 @@ from specllama.remote.kinds.kind import Found, Heard, Kind, Question, Served, sa
 from specllama.settings.params import EFFORTS, template_arguments
 
 FIELDS = same("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias")
-MORE_FIELDS = {
-    **FIELDS,
-    **same("top_k", "min_p", "ignore_eos", repeat_penalty="repetition_penalty"),
-}
+MORE_FIELDS = FIELDS | same("top_k", "min_p", "ignore_eos", repeat_penalty="repetition_penalty")
 CONTINUES: dict[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
 SEEDS = 2**31  # engines take no larger ones alike
 LOOKUP = 4  # tokens that prompt lookup drafts, where a caller turns it on
@@ -299,9 +296,8 @@ def _is_llama_server(look: Look) -> Found | None:
     props = look.object("/props")
     build, router = text(props.get("build_info")), props.get("role") == "router"
     if not build and not router:
-        if served := models(look, "llamacpp"):  # /props may want a key
-            return Found(models=served)
-        return None
+        served = models(look, "llamacpp")  # /props may want a key
+        return Found(models=served) if served else None
     if router:
         listed = [of(one) for one in each(look.object("/models").get("data"))]
         return Found(build, "router", tuple(
@@ -450,9 +446,8 @@ OLLAMA = Kind(
 
 def _is_mlx(look: Look) -> Found | None:
     """Detect it by Python's own web server; its version comes with the first reply."""
-    if not look.server("/health").startswith("BaseHTTP"):
-        return None
-    if look.object("/health").get("status") != "ok":
+    plain = look.server("/health").startswith("BaseHTTP")
+    if not plain or look.object("/health").get("status") != "ok":
         return None
     return Found(models=models(look) or (Served("default_model"),))
 
