@@ -172,10 +172,7 @@ def load() -> dict[str, CatalogPair]:
 def find(name: str) -> CatalogPair | None:
     """Find an entry by name or alias, ignoring case."""
     wanted = name.casefold()
-    for pair in load().values():
-        if wanted == pair.name or wanted in pair.aliases:
-            return pair
-    return None
+    return next((p for p in load().values() if wanted in (p.name, *p.aliases)), None)
 
 
 def find_target(repo: str) -> CatalogPair | None:

@@ -298,17 +298,13 @@ def retry_after(value: str | None) -> float | None:
     """Read the seconds of a Retry-After header; None when absent or unreadable."""
     if value is None:
         return None
-    try:
+    with suppress(ValueError):
         return max(0.0, float(value))
-    except ValueError:
-        pass
     from email.utils import parsedate_to_datetime
 
-    try:
-        when = parsedate_to_datetime(value)
-    except (TypeError, ValueError):
-        return None
-    return max(0.0, when.timestamp() - time.time())
+    with suppress(TypeError, ValueError):
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    return None
 
 
 def rate_limited(wait_s: float | None) -> ModelUnavailable:

@@ -195,10 +195,6 @@ class GgufHeader(Container):
         return tuple((i + 1) % period != 0 for i in range(n))
 
     @property
-    def expert_count(self) -> int:
-        return self.integer(self.own("expert_count")) or 0
-
-    @property
     def experts_used(self) -> int:
         """Experts that a token uses in a layer."""
         return self.most("expert_used_count")

@@ -249,7 +249,7 @@ def parse(path: Path) -> Container:
 
 def _parse(reader: _Reader) -> Container:
     version, n_tensors, n_keys = _preamble(reader)
-    metadata, kinds, arrays = _keys(reader, n_keys)
+    metadata, kinds, _ = keys = _keys(reader, n_keys)
     alignment = metadata.get("general.alignment", 32)
     if kinds.get("general.alignment", "u32") != "u32" or not isinstance(alignment, int):
         raise reader.bad(": general.alignment must be a 32-bit number")
@@ -260,17 +260,7 @@ def _parse(reader: _Reader) -> Container:
     if tensors:
         data_offset = -(-data_offset // alignment) * alignment
         _check_layout(reader, tensors, alignment, data_offset)
-    return Container(
-        reader.path,
-        version,
-        alignment,
-        data_offset,
-        reader.size,
-        metadata,
-        kinds,
-        arrays,
-        tensors,
-    )
+    return Container(reader.path, version, alignment, data_offset, reader.size, *keys, tensors)
 
 
 def _preamble(reader: _Reader) -> tuple[int, int, int]:

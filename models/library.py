@@ -129,12 +129,8 @@ def ollama_folder() -> Path:
 
 
 def llama_cpp_cache() -> Path:
-    given = _variable("LLAMA_CACHE")
-    if given is not None:
-        return given
-    if sys.platform == "darwin":
-        return _home() / "Library" / "Caches" / "llama.cpp"
-    return _cache_home() / "llama.cpp"
+    caches = _home() / "Library" / "Caches" if sys.platform == "darwin" else _cache_home()
+    return _variable("LLAMA_CACHE") or caches / "llama.cpp"
 
 
 def settings_folders() -> list[Path]:

@@ -132,11 +132,9 @@ def why_not(header: GgufHeader) -> str:
     for block in range(trunk_blocks(header), header.block_count):
         for name in _lacking(header, graph, f"blk.{block}."):
             return f"its NextN layer lacks the tensor {name}"
-        joint = header.by_name[f"blk.{block}.nextn.eh_proj.weight"].shape
-        if joint != (2 * header.embedding_length, header.embedding_length):
-            return f"its NextN layer joins a width of {joint[0] // 2}, the model's is " + str(
-                header.embedding_length
-            )
+        joint, its = header.by_name[f"blk.{block}.nextn.eh_proj.weight"], header.embedding_length
+        if joint.shape != (2 * its, its):
+            return f"its NextN layer joins a width of {joint.shape[0] // 2}, the model's is {its}"
     if graph.narrow and header.key_length != header.value_length:
         return "its keys and values differ in width, which llama.cpp's NextN graph cannot take"
     return _unlike_the_trunk(header)

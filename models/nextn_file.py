@@ -183,13 +183,9 @@ def _memory(head: GgufHeader, target: GgufHeader, n_ctx: int) -> ModelMemory:
     return estimate_model(head, n_ctx=n_ctx, n_outputs=TREE_ROWS)
 
 
-def _recognise(header: GgufHeader, kind: str) -> bool:
-    return lacks_trunk(header)
-
-
 HEAD = Head(
     check=check_target,
     open="specllama.backend.heads.llama_heads:open_nextn",
     memory=_memory,
-    recognise=_recognise,
+    recognise=lambda header, kind: lacks_trunk(header),
 )

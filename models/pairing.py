@@ -164,7 +164,7 @@ def special_id(header: GgufHeader, name: str) -> int | None:
 
 def active_params(header: GgufHeader) -> int:
     """Count the parameters used for one token: of a mixture of experts, those routed to."""
-    total, used = header.expert_count, header.experts_used
+    total, used = header.integer(header.own("expert_count")), header.experts_used
     if not total or not used:
         return header.n_params
     share = min(used / total, 1.0)

@@ -177,13 +177,9 @@ def check_prunable(header: GgufHeader) -> None:
     arrays = [key for key in arrays if not key.endswith(".rope.dimension_sections")]
     alternating = header.architecture in _ALTERNATING or header.sliding_window or header.is_hybrid
     if header.architecture not in PRUNABLE or arrays or alternating:
-        why = (
-            f"its header has values per layer ({arrays[0]})"
-            if arrays
-            else "what a layer computes depends on its number"
-            if alternating
-            else "not tried"
-        )
+        why = "what a layer computes depends on its number" if alternating else "not tried"
+        if arrays:
+            why = f"its header has values per layer ({arrays[0]})"
         raise UnsupportedModel(
             f"layers cannot be dropped from the architecture {header.architecture}: {why}",
             f"it works for {', '.join(sorted(PRUNABLE))}",

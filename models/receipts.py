@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -141,12 +142,7 @@ def verify(
         if digest is None:
             verdicts.append(_structure(file))
             continue
-
-        def tell(done: int, file: Path = file) -> None:
-            if advanced is not None:
-                advanced(file, done)
-
-        found = hash_file(file, digest, tell)
+        found = hash_file(file, digest, partial(advanced, file) if advanced else None)
         if found == digest.hex:
             verdicts.append(HashVerdict(file, "ok", f"{digest.kind} {digest.hex[:12]}…"))
         else:
@@ -216,12 +212,9 @@ def _drop_empty(folder: Path) -> None:
     root = paths.models_dir().resolve()
     for candidate in (folder / FOLDER, folder, *folder.parents):
         inside = candidate.resolve()
-        if inside == root or not inside.is_relative_to(root):
-            continue
-        try:
-            candidate.rmdir()
-        except OSError:
-            continue
+        if inside != root and inside.is_relative_to(root):
+            with contextlib.suppress(OSError):
+                candidate.rmdir()
 
 
 def sha256_of(file: Path) -> str:

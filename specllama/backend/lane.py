@@ -350,11 +350,7 @@ class LaneBooks:
     def _keep_as_ghosts(self, lane: CellLane) -> None:
         """Turn cells that the lane gave up, and that living cells follow, into ghosts."""
         tree, keep = lane.tree, len(lane.tokens)
-        if (
-            tree is not None
-            and tree.path is not None
-            and self.cells.gaps(tree.places[tree.rest])[1]
-        ):
+        if tree and tree.path is not None and self.cells.gaps(tree.places[tree.rest])[1]:
             for end, sequence in zip(tree.layout.ends, tree.sequences, strict=True):
                 along = tree.layout.above(end)
                 same = common_prefix(along, tree.path)

@@ -104,11 +104,8 @@ class OffloadPlan:
         """True if the GPUs hold no less of the pair than in the other plan."""
 
         def key(plan: OffloadPlan) -> tuple[int, int, int]:
-            return (
-                plan.target.layers,
-                -plan.target.experts,
-                plan.draft.layers if plan.draft is not None else 0,
-            )
+            draft = plan.draft.layers if plan.draft is not None else 0
+            return plan.target.layers, -plan.target.experts, draft
 
         return all(mine >= theirs for mine, theirs in zip(key(self), key(other), strict=True))
 

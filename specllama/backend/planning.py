@@ -196,15 +196,8 @@ def _place(model: _Placed, free: list[int], warnings: list[str]) -> Placement:
     """Place the last layers on the devices, first to first, as in llama.cpp."""
     of, asked = model.of, model.asked
     free = [size if may else 0 for size, may in zip(free, model.usable, strict=True)]
-    nowhere = Placement(
-        role=model.role,
-        layers=0,
-        of=of,
-        split=(0,) * len(free),
-        bytes=(0,) * len(free),
-        moves=model.moves,
-    )
-    nowhere = _on_devices(nowhere, model)
+    none = (0,) * len(free)
+    nowhere = _on_devices(Placement(model.role, 0, of, none, none, moves=model.moves), model)
     if not free or asked == "0":
         if asked not in ("auto", "0") and not free:
             warnings.append(f"the {model.role} cannot be offloaded: there is no usable GPU")
@@ -269,14 +262,12 @@ def _fitting(model: _Placed, wanted: int, room: list[int]) -> tuple[int, int, li
         fixed = blocks if options.cpu_moe else min(options.n_cpu_moe or 0, blocks)
     else:
         for experts in range(blocks + 1):  # keep as few in RAM as possible
-            split = fill(wanted, experts)
-            if split is not None:
+            if (split := fill(wanted, experts)) is not None:
                 return wanted, experts, split
         fixed = blocks
     # the output layer is the last one: it moves first, and stays as long as anything does
     for layers in range(wanted, 0, -1):
-        split = fill(layers, fixed)
-        if split is not None:
+        if (split := fill(layers, fixed)) is not None:
             return layers, fixed, split
     return 0, fixed, None
 

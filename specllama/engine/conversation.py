@@ -281,8 +281,7 @@ class Conversation:
             self._window = windows(params)
         if trouble := windows.trouble():
             yield Notice(message=trouble, level="warning", topic="profile")
-        booking = booked(drafter)
-        self._window.drafts_with(booking)
+        self._window.drafts_with(booked(drafter))
         read = self._started.prompt_n - self._started.cached_n
         self._window.prefilled(read, self._started.prompt_n)
         return Rounds(

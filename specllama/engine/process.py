@@ -263,13 +263,9 @@ class Child:
         elif self.stuck is not None:
             self.death = self.stuck
         else:
-            when = (
-                "while loading the model"
-                if self.info is None
-                else "while it was working"
-                if self._listeners
-                else "while nothing was asked of it"
-            )
+            when = "while it was working" if self._listeners else "while nothing was asked of it"
+            if self.info is None:
+                when = "while loading the model"
             if self.process.exitcode == -signal.SIGILL:
                 from specllama.backend import trial  # only here: a screen is drawn without it
 

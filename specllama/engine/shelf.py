@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -302,7 +302,8 @@ def _packed(text: ParkedText, keys: StateKeys) -> tuple[bytes, list[Bytes]] | No
     for name, held in text.heads.items():
         if (key := keys.heads.get(name)) is not None:
             arrays = {array: np.ascontiguousarray(held[array]) for array in held}
-            heads.append((name, key, tuple(_described(n, a) for n, a in arrays.items())))
+            described = (_Array(n, a.dtype.str, a.shape) for n, a in arrays.items())
+            heads.append((name, key, tuple(described)))
             parts += [a.data.cast("B") if a.size else b"" for a in arrays.values()]
     head = _Head(
         keys.target,
@@ -318,10 +319,6 @@ def _packed(text: ParkedText, keys: StateKeys) -> tuple[bytes, list[Bytes]] | No
     return msgspec.msgpack.encode(head), parts
 
 
-def _described(name: str, array: Any) -> _Array:
-    return _Array(name, array.dtype.str, array.shape)
-
-
 def _lane_packed(blob: Blob) -> tuple[_Lane, list[Bytes]] | None:
     """Pack a parked lane into a description and its bytes; None if its kind is not known."""
     if not isinstance(blob, Parked):
@@ -329,14 +326,11 @@ def _lane_packed(blob: Blob) -> tuple[_Lane, list[Bytes]] | None:
     first, end = blob.hidden.first, blob.hidden.end
     states = blob.hidden.rows(first, end)
     n, width = (0, 0) if states is None else states.shape
-    parts: list[Bytes] = [blob.state, b"" if states is None else _bytes(states)]
+    parts: list[Bytes] = [blob.state, _bytes(states)]
     whole: list[tuple[int, int]] = []
     for one in blob.checkpoints if isinstance(blob, ParkedWhole) else ():
         whole.append((one.length, 0 if one.hidden is None else one.hidden.shape[1]))
-        parts += [
-            memoryview(one.state).cast("B"),
-            b"" if one.hidden is None else _bytes(one.hidden),
-        ]
+        parts += [memoryview(one.state).cast("B"), _bytes(one.hidden)]
     about = _Lane(
         np.asarray(blob.tokens, "<i4").tobytes(),
         (first, n, width),
@@ -371,8 +365,8 @@ def _unpacked(about: _Lane, parts: Sequence[Bytes]) -> Parked:
     return ParkedWhole(tokens, state, hidden, need, about.read, kept)
 
 
-def _bytes(rows: Rows) -> memoryview:
-    return rows.astype(np.float32, order="C").data.cast("B")
+def _bytes(rows: Rows | None) -> Bytes:
+    return b"" if rows is None else rows.astype(np.float32, order="C").data.cast("B")
 
 
 def _rows(data: Bytes, n: int, width: int) -> Rows:
