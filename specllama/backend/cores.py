@@ -52,8 +52,8 @@ class Others:
         self._looked, self._used = time.monotonic(), used_by_others()
 
     def busy(self, most: float | None = None) -> bool:
-        """Look again: True if they took more than ``most`` processors, by default so many that a
-        timing says little; where the system does not say, if the machine is crowded."""
+        """True if they took more than ``most`` processors since the last look, by default more than
+        leave a timing its meaning; where the system does not say, if the machine is crowded."""
         before, self._looked = self._looked, time.monotonic()
         used, self._used = self._used, used_by_others()
         if used is None or self._used is None:

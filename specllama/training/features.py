@@ -209,7 +209,7 @@ class Teacher(Closes):
         return lane
 
     def gathering(self, lane: Lane, prompt: Sequence[int]) -> Gathering:
-        """Read what of a prompt has no features; return the gathering of those behind it."""
+        """Read the begin of a prompt, which has no features; return a gathering of the rest."""
         # states of the last row alone are not known of a prompt, while drafting
         first = max(len(prompt) - (KEPT if len(self.need) > 1 else 1), 0)
         for at in range(0, first, self.pool.n_batch):
