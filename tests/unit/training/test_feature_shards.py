@@ -63,6 +63,12 @@ def test_features_come_back_as_they_were(folder: Path) -> None:
         assert shards.ids(True) == {"000000", "000010", "000020"}
 
 
+def test_a_text_that_is_held_keeps_no_others_in_memory(folder: Path) -> None:
+    for one in filled(folder, 9).read(False):
+        arrays = (one.tokens, one.inputs, one.final, one.top_ids, one.top_p)
+        assert all(array.base is None for array in arrays)
+
+
 def test_what_is_not_written_yet_is_read_as_well(folder: Path) -> None:
     shards = Shards(folder, shard_bytes=10 * SIZE)
     shards.add(features(1), held_out=False)
