@@ -2,9 +2,9 @@
 
 A new head is initialised by least squares (`head_seed`). It learns its first step on whole texts,
 the cheapest way to see much of them; then it is unrolled, in a window of each text; one that starts
-from another head is unrolled at once. It learns the target's law, not the text. Learning rates
-rise, stay, and fall in the last part where an end is known; what is measured and used is an average
-of the latest weights, which needs no falling rates.
+from another head is unrolled at once, and learns at a tenth of the rates. It learns the target's
+law, not the text. Learning rates rise, stay, and fall in the last part where an end is known; what
+is measured and used is an average of the latest weights, which needs no falling rates.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ LEAST_GAIN = 0.002  # tokens a pass
 AT_ONCE = 2048  # tokens of a batch that is measured
 BEGIN = 8192  # places to which a new head is fitted
 DECAY = 0.05  # of the matrices
+AGAIN = 0.1  # of the rates, for a head that was trained before: else it forgets more than it learns
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,8 @@ class Trainer:
         """Learn from a minibatch."""
         plan, step, before = self.plan, self.figures.step, self.figures.loss
         factor = min(1.0, (step + 1) / plan.warm)
+        if self._start is not None:
+            factor *= AGAIN
         if ahead is not None:
             factor *= max(0.02, min(1.0, ahead / plan.cooling))
         for group in (*self._muon.param_groups, *self._adam.param_groups):
