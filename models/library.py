@@ -157,10 +157,11 @@ def opened() -> list[tuple[Path, Path | None]]:
 
 
 def remember(target: Path, draft: Path | None) -> None:
-    """Put a loaded pair first among ``opened``; a full disk loses no more than that."""
+    """Put a loaded pair first among ``opened``, unless the file is hidden; a full disk loses no
+    more than that."""
     pair = target.absolute(), None if draft is None else draft.absolute()
     before = opened()
-    if pair in before[:1]:
+    if pair in before[:1] or target.name.startswith("."):
         return
     pairs = [pair, *(one for one in before if one != pair)][:MAX_OPENED]
     lines = [[str(path) if path is not None else None for path in one] for one in pairs]

@@ -22,7 +22,7 @@ from specllama.training.features import Teacher
 
 logger = logging.getLogger("specllama.training.weights")
 
-COPY = "copy.gguf"
+COPY = ".copy.gguf"  # hidden: nobody chats with it
 _TYPE = "f16"
 _FASTER = 0.85  # of the time of a pass, at most, or the target writes as it is
 _PASSES = 4  # of which the fastest counts

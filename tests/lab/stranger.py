@@ -64,7 +64,7 @@ def main() -> None:
     args = parser.parse_args()
     columns, rows = map(int, args.size.split("x"))
     args.folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as home:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         words = [f"HOME={home}", f"SPECLLAMA_HOME={home}/home", f"TERM={args.term}", f"PS1={READY}"]
         words += ["LANG=C.UTF-8", f"PATH={Path(args.specllama).parent}:{os.environ['PATH']}"]
         pane = Pane(Path(home), "env", *words, "bash", "--norc", columns=columns, rows=rows)

@@ -274,6 +274,8 @@ def test_what_was_opened_by_its_path_is_known_from_then_on(
     library.remember(model, draft)
     library.remember(model, None)
     assert library.opened() == [(model, None), (model, draft)]
+    library.remember(put(model, tmp_path / ".copy.gguf"), None)
+    assert library.opened() == [(model, None), (model, draft)], "hidden: no model of a person's"
     library.remember(put(model, tmp_path / os.fsdecode(b"\xe9.gguf")), None)
     assert library.opened() == [(model, None), (model, draft)], "the others stay known"
     assert {m.path for m in library.scan(include_bundled=False)} == {model, draft}
