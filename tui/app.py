@@ -304,7 +304,8 @@ class SpecllamaApp(PagedApp):
         assert download.target is not None
         self.downloads.forget(download.ref)
         self.chat.query_one(DownloadLine).told()
-        if self.session.lent:  # this pair need not be forced to draft
+        # the first real model goes on showing guesses; others need not be forced to draft
+        if self.session.lent and download.ref != catalog.FIRST:
             self.session.lend(None)
             self.chat.params_changed()
         self.switch_model((download.target, download.draft or NO_DRAFT))

@@ -183,10 +183,13 @@ async def test_one_key_gets_a_real_model_and_opens_it(
         write_wheel(tmp_path / "shelf", data)
         await d.press("ctrl+l", until=lambda: len(asked) == 2 and d.app.loader.ready)
         assert asked[-1] == (f"{catalog.find(catalog.FIRST).target.ref}", "none")
-        assert not d.app.session.lent
         await d.until(lambda: EXAMPLES[0] in d.shown)
         assert "Ctrl+L" not in d.shown
-        await d.say("Hello")
+        await d.say("Hello")  # guesses are still shown, until a new chat or F9
+        assert d.engine.requests[-1].params.window == "fixed"
+        assert d.app.session.lent
+        await d.press("f9", until=lambda: not d.app.session.lent)
+        await d.say("Hello again")
         assert d.engine.requests[-1].params.window == "auto"
     assert Preferences.load().last_target == asked[-1][0]
 
