@@ -143,8 +143,7 @@ def check_target(facts: HeadFacts, head: GgufHeader, target: GgufHeader) -> None
         PairIncompatible: with the first difference found.
     """
     name = head.path.name
-    inputs = any(layer != FINAL for layer in facts.layers)
-    if inputs and target.architecture not in LAYER_INPUT_ARCHITECTURES:
+    if set(facts.layers) != {FINAL} and target.architecture not in LAYER_INPUT_ARCHITECTURES:
         raise unexposed(target.architecture, f", which {name} reads")
 
     of, width, why = target.path.name, target.embedding_length, ""

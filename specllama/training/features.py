@@ -235,10 +235,10 @@ def read_again(
             if len(text) > lane.n_ctx:
                 continue
             gathering = teacher.gathering(lane, sample.prompt)
-            first = gathering.first
+            unread = np.array(text[gathering.first :], np.int32)
             # as long as each other: none is very short
-            passes = -(-(len(text) - first) // min(rows or teacher.rows, teacher.rows))
-            for part in np.array_split(np.array(text[first:], np.int32), passes):
+            passes = -(-len(unread) // min(rows or teacher.rows, teacher.rows))
+            for part in np.array_split(unread, passes):
                 gathering.take(lane.forward(part.tolist(), outputs="all"))
             yield gathering.features(sample)
             lane.rollback(0)

@@ -61,9 +61,7 @@ def _others(target: GgufHeader, folder: Path, threads: int | None, most: int) ->
     try:
         if not (path := folder / COPY).exists():
             n = threads or 0
-            job = quantization.prepare(
-                target.path, path, _TYPE, threads=n, pure=True, requantize=True
-            )
+            job = quantization.prepare(target.path, path, _TYPE, threads=n, requantize=True)
             free = memory.available_memory()
             if job.expected > min(most, _SHARE * free if free else most):
                 return
