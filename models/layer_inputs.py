@@ -124,7 +124,7 @@ def memory(head: GgufHeader, target: GgufHeader, n_ctx: int) -> ModelMemory:
     return estimate_model(head, n_ctx=n_ctx, n_ubatch=HEAD_BATCH, n_outputs=HEAD_BATCH)
 
 
-def unexposed(architecture: str, then: str = "") -> PairIncompatible:
+def unexposed(architecture: str, then: str) -> PairIncompatible:
     """Return the error for a target that does not give its layer inputs away.
 
     Args:
@@ -143,16 +143,16 @@ def check_target(facts: HeadFacts, head: GgufHeader, target: GgufHeader) -> None
         PairIncompatible: with the first difference found.
     """
     name = head.path.name
-    if set(facts.layers) != {FINAL} and target.architecture not in LAYER_INPUT_ARCHITECTURES:
+    layers = [layer for layer in facts.layers if layer != FINAL]
+    if layers and target.architecture not in LAYER_INPUT_ARCHITECTURES:
         raise unexposed(target.architecture, f", which {name} reads")
 
     of, width, why = target.path.name, target.embedding_length, ""
-    n = target.block_count
-    beyond = [layer for layer in facts.layers if layer != FINAL and not 0 <= layer < n]
+    beyond = [layer for layer in layers if not 0 <= layer < target.block_count]
     if facts.target_width != width:
         why = f"it reads hidden states of width {facts.target_width}, {of} has {width}"
     elif beyond:
-        why = f"it reads the input of layer {beyond[0]}, {of} has {n} layers"
+        why = f"it reads the input of layer {beyond[0]}, {of} has {target.block_count} layers"
     elif not (facts.own_embedding and facts.own_output) and facts.width != width:
         why = f"it borrows matrices of width {facts.width}, those of {of} are {width} wide"
     require_same_target(head, why or other_tokens(head, target), HINT)

@@ -69,8 +69,7 @@ class Capture:
         if final and int(ll.llama_pooling_type(self._ctx)) != 0:
             raise PairIncompatible("this target pools its hidden states")
         layers, before = _layers(needs), _layers(self._needs)
-        if layers:
-            self.require_layers(sorted(layers))
+        self.require_layers(sorted(layers))
         for layer in layers ^ before:
             function("llama_set_embeddings_layer_inp")(self._ctx, layer, layer in layers)
         if ("nextn" in needs) != ("nextn" in self._needs):

@@ -168,8 +168,8 @@ def _show_trained(header: GgufHeader, target: str, heads: list[GgufHeader]) -> N
     from specllama.training import training_card
     from specllama.training.training_folder import require_trainable
 
-    with suppress(SpecllamaError):
-        if not heads:
+    if not heads:
+        with suppress(SpecllamaError):
             require_trainable(header)
             note(f"to train a head for it: specllama train-draft {target}")
     for head in heads:

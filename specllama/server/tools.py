@@ -109,7 +109,8 @@ def tool_use(
         some = choice.allowed_tools or choice
         if some is not choice or (choice.type == "allowed_tools" and choice.tools is not None):
             choice, names = some.mode, [one.called for one in some.tools or ()]
-            if missing := [name for name in names if name not in {tool.name for tool in tools}]:
+            known = {tool.name for tool in tools}
+            if missing := [name for name in names if name not in known]:
                 raise wrong("tool_choice", f"tool_choice: there is no tool {missing[0][:128]!r}")
             tools = [tool for tool in tools if tool.name in names]
         elif choice.type in (None, "function") and not choice.called:

@@ -77,10 +77,9 @@ def layers_read(header: GgufHeader) -> tuple[int, ...]:
     Raises:
         UsageError: it has too few.
     """
-    n = trunk_blocks(header)
     if header.architecture not in LAYER_INPUT_ARCHITECTURES:
         return ()
-    if n < 4:
+    if (n := trunk_blocks(header)) < 4:
         raise UsageError(f"{header.path.name} has {n} layers: too few for a head that reads three")
     return 2, n // 2, n - 3
 

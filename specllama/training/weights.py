@@ -31,9 +31,7 @@ _SHARE = 1 / 4  # of the free memory that a copy may take
 Weights = tuple[GgufHeader, Repacking]
 
 
-def choose_weights(
-    target: GgufHeader, folder: Path, threads: int | None, disk: int = 1 << 62
-) -> Weights:
+def choose_weights(target: GgufHeader, folder: Path, threads: int | None, disk: int) -> Weights:
     """Return the first other way whose passes of many rows are much faster, else the target as it
     is; a copy that is not used is deleted.
 

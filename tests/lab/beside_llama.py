@@ -82,16 +82,20 @@ def served(on: Ground, kept: Kept, mode: str, *, show: bool) -> Iterator[list[An
             command[command.index("-c") + 1] = str(lanes * 1024)
             command[command.index("-np") + 1] = str(lanes)
         # each arm has a server of its own: in one, the second would find the first one's prompts
-        commands = (ours, ours, [*ours, "--repack", "on"], *theirs)
-        arms = zip((PLAIN, AUTO, REPACKED, THEIRS, mode), commands, strict=True)
-        servers = [LlamaServer(name, command) for name, command in arms]
+        arms = (
+            (PLAIN, "#none", ours),
+            (AUTO, "#auto", ours),
+            (REPACKED, "#auto", [*ours, "--repack", "on"]),
+            (THEIRS, "", theirs[0]),
+            (mode, "", theirs[1]),
+        )
+        servers = [LlamaServer(name, command) for name, _, command in arms]
         with ExitStack() as over:
             for server in servers:
                 over.callback(server.close)
                 server.start()
             quiet()
-            ways = ("#none", "#auto", "#auto", "", "")
-            urls = {one.url + way: one.name for one, way in zip(servers, ways, strict=True)}
+            urls = {one.url + way: name for one, (name, way, _) in zip(servers, arms, strict=True)}
             for n in todo:
                 kept.of(key(n), lambda n=n: loaded(on, urls, n))
     for n in CLIENTS:

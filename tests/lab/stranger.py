@@ -27,7 +27,6 @@ QUESTION = "Write a Python function that counts the vowels in a string."
 MODEL = "smollm2-135m"
 STILL_S, LIMIT_S = 3.0, 90.0
 READY = "$ "  # of the shell, once a command is over
-SHELL = range(7, 12)  # stages that end with it
 
 
 def still(pane: Pane, before: str, limit_s: float, ends: str) -> tuple[float, float]:
@@ -91,11 +90,11 @@ def main() -> None:
                     pane.press(*(("-l", key) if " " in key else (key,)))
                     time.sleep(0.3)
                 limit_s = LIMIT_S + 60 * args.minutes * (stage == "training")
-                first, last = still(pane, before, limit_s, READY.strip() if n in SHELL else "")
+                in_shell = n >= [*stages].index("shell")
+                first, last = still(pane, before, limit_s, READY.strip() if in_shell else "")
                 before = pane.screen
-                keep(
-                    pane, args.folder / f"{n:02}-{stage.split(' (')[0].replace(' ', '-')}", columns
-                )
+                name = f"{n:02}-{stage.split(' (')[0].replace(' ', '-')}"
+                keep(pane, args.folder / name, columns)
                 print(f"{stage:22} {first:5.1f} s {last:5.1f} s {len(before.split()):4} words")
         finally:
             pane.tmux("kill-server")

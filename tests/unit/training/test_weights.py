@@ -11,6 +11,8 @@ from specllama.models.gguf import GgufHeader, read_header
 from specllama.training import weights
 from specllama.training.weights import COPY, Weights, choose_weights
 
+DISK = 10**9
+
 
 @pytest.fixture
 def target(tmp_path: Path) -> GgufHeader:
@@ -31,7 +33,7 @@ def chosen(
 
     monkeypatch.setattr(weights, "_pass_s", pass_s)
     monkeypatch.setattr(memory, "repacked_bytes", lambda header: repacked)
-    return choose_weights(target, folder, 1)
+    return choose_weights(target, folder, 1, DISK)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ def test_a_copy_takes_half_of_the_disk_at_most(
     target: GgufHeader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights, "_pass_s", lambda one, threads: 1.0 if one[0] is target else 0.1)
-    copied, _ = choose_weights(target, tmp_path, 1)
+    copied, _ = choose_weights(target, tmp_path, 1, DISK)
     n = copied.path.stat().st_size
     copied.path.unlink()
     assert choose_weights(target, tmp_path, 1, disk=n) == (target, "auto")
@@ -97,5 +99,5 @@ def test_a_copy_takes_half_of_the_disk_at_most(
 def test_a_pass_is_timed_on_a_real_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECLLAMA_HOME", str(tmp_path / "home"))
     target = read_header(write_llama(tmp_path / "target.gguf", blocks=4))
-    assert choose_weights(target, tmp_path, 1) == (target, "auto")
+    assert choose_weights(target, tmp_path, 1, DISK) == (target, "auto")
     assert weights._pass_s((target, "auto"), 1) > 0
