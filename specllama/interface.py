@@ -261,8 +261,11 @@ class Stepped(EngineLike, Protocol):
     def unmeasured(self) -> bool:
         """True if something of the files that its requests rest on was not measured here yet."""
 
-    def measure(self, report: Report = None, *, cancel: Cancel | None = None) -> bool:
-        """Measure that while nothing runs, and keep it; False if ``cancel`` ended it."""
+    def measure(
+        self, report: Report = None, *, cancel: Cancel | None = None, times: bool = True
+    ) -> bool:
+        """Measure that, and keep it; False if ``cancel`` ended it. Without ``times``, only which
+        passes compute alike: others may run while ``report`` is called."""
 
     def step(self) -> list[tuple[int, Event | Exception]]:
         """Run until a request has events; an exception ended its request. [] when none is left."""

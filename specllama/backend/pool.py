@@ -177,7 +177,7 @@ class CellPool(LaneBooks):
             and (n == 1 or self.kernels.least(n) == 1 or part.outputs == "all")
             and n < TILE
             and len(lane.tokens) + n <= self.n_ctx
-            and not self._needs
+            and not any(map(with_final, self._needs))
         )
 
     def _step(self, part: Part) -> Rows:
@@ -207,6 +207,8 @@ class CellPool(LaneBooks):
                 raise
             lane.n_cells = past + wide
             lane.tokens.extend(batch.token[:n].tolist())
+            if lane.need != "nothing":
+                lane.hidden.add(past, cache.states(lane.need, wide)[:n])
             if wide > n:
                 self._decided.append(lane)  # the pads go before the next pass
             return cache.rows(n if outputs == "all" else int(outputs == "last"))

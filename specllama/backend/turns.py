@@ -30,7 +30,7 @@ def timed(
         outputs: of passes; None: all rows of narrow ones, the last of those that read a text.
         text: tokens that passes repeat.
         again: passes in a row.
-        done: called after every turn.
+        done: called after every size.
     """
     found = []
     for _ in range(turns):
@@ -44,5 +44,5 @@ def timed(
                     lane.forward(tokens, outputs=rows)
                     ms[n] = (perf_counter() - begin) * 1e3
                     lane.rollback(past)
-        done()
+            done()
     return found

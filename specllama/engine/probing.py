@@ -168,7 +168,8 @@ def _measure(one: LoadedModel, report: Report) -> Exactness:
     # a pass that is watched takes other times, and conversations have the target's lanes
     pool = _beside(model, one, target.max_rows)
     try:
-        turns = timed([pool.open()], [w for w in probe.WIDTHS if w <= most], _TURNS)
+        each = [w for w in probe.WIDTHS if w <= most]
+        turns = timed([pool.open()], each, _TURNS, done=lambda: told(probe.STEPS, 0.99))
     finally:
         model.drop(pool)
     put = msgspec.structs.replace
@@ -216,7 +217,7 @@ def time_layouts(
 
     def told() -> None:
         if report is not None:
-            report(Measuring(LAYOUTS, share=next(done) / (_TURNS + 1)))
+            report(Measuring(LAYOUTS, share=next(done) / (_TURNS * len(rows) + 1)))
 
     pools, model = [], target.model
     other = target.load(target.header, repack=not model.repacks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import math
 import os
 import queue
 import signal
@@ -279,7 +280,7 @@ def serve(conn: Connection, factory: EngineFactory, log: str, pulse: Pulse) -> N
     for part, do in zip(PARTS[1:], (_prepare, _prepare, _answer), strict=True):
         in_thread(part, partial(_work, link, pulse, part, partial(do, engine, link)))
     engine.watched(pulse.beat)
-    _pump(engine, link, pulse)
+    _Pump(engine, link, pulse).run()
     if not any(pulse.working(part) for part in PARTS[1:]):  # they may use what it frees
         engine.close()
     link.close(writing)
@@ -323,14 +324,38 @@ def _answer(engine: Stepped, link: Link, request_id: int, method: str, args: Any
     link.forget(request_id)
 
 
-def _pump(engine: Stepped, link: Link, pulse: Pulse) -> None:
-    """Serve until the parent sends close: prepared requests begin as soon as the engine is free."""
-    running: dict[int, int] = {}  # the engine's ids, and those of the requests
-    while True:
-        while engine.free and not (running and link.ready.empty()):
-            pulse.rests("passes")
+class _Pump:
+    """The loop that serves: prepared requests begin as soon as the engine is free.
+
+    Several conversations share no pass before it is known which rows those passes compute alike.
+    That is measured at rest. Where there is none, it is measured between the passes of a crowd, for
+    as long as these take.
+    """
+
+    def __init__(self, engine: Stepped, link: Link, pulse: Pulse) -> None:
+        self._engine, self._link, self._pulse = engine, link, pulse
+        self._running: dict[int, int] = {}  # the engine's ids, and those of the requests
+        self._crowd_s = 0.0  # in which several conversations went on; inf: measured, or in vain
+
+    def run(self) -> None:
+        """Serve until the parent sends close."""
+        while self._begin(wait=True):
+            begin, crowd = time.monotonic(), len(self._running) > 1
+            self._step()
+            if not crowd or self._engine.info.exact_rows:
+                continue
+            self._crowd_s += time.monotonic() - begin
+            if REST_S < self._crowd_s < math.inf:
+                self._crowd_s = math.inf
+                self._measure()
+
+    def _begin(self, *, wait: bool) -> bool:
+        """Begin what is ready; return False if all is over. ``wait`` for it where nothing runs."""
+        link, engine = self._link, self._engine
+        while engine.free and (not link.ready.empty() or (wait and not self._running)):
+            self._pulse.rests("passes")
             work = _next(engine, link)
-            pulse.works("passes")
+            self._pulse.works("passes")
             if work is None:
                 break
             request_id, ready = work
@@ -339,11 +364,14 @@ def _pump(engine: Stepped, link: Link, pulse: Pulse) -> None:
             except Exception as error:
                 link.end(request_id, error)
             else:
-                running[id] = request_id
-        if link.closing:
-            return
-        pulse.works("passes")
-        pulse.expect(engine.patience_s)
+                self._running[id] = request_id
+        return not link.closing
+
+    def _step(self) -> None:
+        """Run passes until there are events, and send these."""
+        engine, link, running = self._engine, self._link, self._running
+        self._pulse.works("passes")
+        self._pulse.expect(engine.patience_s)
         steps = engine.step()
         if not steps:  # they ended without a last word
             for request_id in running.values():
@@ -358,6 +386,25 @@ def _pump(engine: Stepped, link: Link, pulse: Pulse) -> None:
             if said.ends:
                 link.end(running.pop(id))
         link.flush()
+
+    def _measure(self) -> None:
+        """Measure between passes; one conversation alone has all of them."""
+        since = time.monotonic()
+
+        def between(event: Event) -> None:
+            nonlocal since
+            until = 2 * time.monotonic() - since
+            while self._running or not self._link.ready.empty():
+                if not self._begin(wait=False):
+                    raise Cancelled("the engine closes")
+                if len(self._running) > 1 and time.monotonic() > until:
+                    break
+                if self._running:
+                    self._step()
+            since = time.monotonic()
+
+        if self._engine.measure(between, times=False):
+            self._link.send("ready", 0, self._engine.info)
 
 
 def _next(engine: Stepped, link: Link) -> tuple[int, Any] | None:

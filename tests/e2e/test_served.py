@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ pytest.importorskip("uvicorn")
 from engines import measured
 from servers import LANES, Serving, serving
 
-from specllama.bench.prompts import load_prompts
+from specllama.bench.prompts import BenchPrompt, load_prompts
+from specllama.engine import serving as inside
 from specllama.engine.engine import Engine
 from specllama.engine.host import LoadEngine
-from specllama.interface import Message
+from specllama.interface import Message, Stepped
 from specllama.settings.params import EngineOptions, GenerateParams, SamplingParams
 
 LENGTH = 24
@@ -83,3 +85,34 @@ def test_json_that_fits_a_schema(served: Serving) -> None:
     [choice] = served.post("/v1/chat/completions", forced).json()["choices"]
     [call] = choice["message"]["tool_calls"]
     assert isinstance(json.loads(call["function"]["arguments"])["n"], int)
+
+
+class NewPair(LoadEngine):
+    """A pair of which nothing is measured, until several conversations were there for a moment."""
+
+    def __call__(self, progress: inside.OnEvent, /) -> Stepped:
+        inside.REST_S, inside.KEEP_S = 0.02, 60.0  # it never rests
+        return super().__call__(progress)
+
+
+def test_a_crowd_soon_shares_passes_and_writes_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECLLAMA_HOME", str(tmp_path))
+    options = EngineOptions(n_ctx=1024, threads=1, repack="off", parallel=LANES)
+    prompts = load_prompts()[2::37][:LANES]
+
+    def ask(prompt: BenchPrompt) -> str:
+        messages = [{"role": m.role, "content": m.content} for m in prompt.messages]
+        body = {"messages": messages, "temperature": 0.0, "max_tokens": 400}
+        reply = running.post("/v1/chat/completions", body, timeout=120).json()
+        return str(reply["choices"][0]["message"]["content"])
+
+    with serving(NewPair("tiny", None, options)) as running, ThreadPoolExecutor(LANES) as pool:
+        alone = [ask(prompt) for prompt in prompts]
+        for _ in range(5):
+            assert list(pool.map(ask, prompts)) == alone
+        metrics = running.http.get("/metrics").text
+    lines = [line for line in metrics.splitlines() if line.startswith("specllama:pass_rows_")]
+    found = {line.split("{")[0][20:]: float(line.split()[-1]) for line in lines}
+    assert found["sum"] > 1.3 * found["count"]

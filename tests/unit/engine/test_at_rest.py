@@ -14,6 +14,8 @@ from specllama.backend import cores
 from specllama.cancel import Cancel
 from specllama.engine import serving
 from specllama.engine.host import EngineHost
+from specllama.engine.pulse import Pulse
+from specllama.errors import Cancelled
 from specllama.events import Event, Finished, Measuring
 from specllama.interface import Stepped
 from specllama.settings.params import GenerateParams
@@ -135,6 +137,126 @@ def test_each_request_that_ends_it_doubles_the_wait(monkeypatch: pytest.MonkeyPa
     for _ in range(14):
         serving._next(Engine(), link)  # type: ignore[arg-type]
     assert waits[1::3] == [2.0 * 2**i for i in range(9)] + [600.0] * 5
+
+
+class Crowd:
+    """An engine whose requests write a token a step, for 0.1 s of ``clock``; measuring takes 20
+    passes of 0.3 s."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self.clock = clock
+        self.info = replace(engine_info(), exact_rows=0)
+        self.patience_s = 1.0
+        self.left: dict[int, int] = {}  # tokens
+        self.passes: list[int] = []  # requests in each pass, 0 for what measures
+        self.known = True
+        self.on_pass: dict[int, Callable[[], object]] = {}  # by how many passes came before
+
+    @property
+    def free(self) -> bool:
+        return len(self.left) < 4
+
+    def begin(self, tokens: int, cancel: Cancel) -> int:
+        self.left[id := len(self.passes) * 10 + len(self.left)] = tokens
+        return id
+
+    def ran(self, requests: int, seconds: float) -> None:
+        self.on_pass.get(len(self.passes), lambda: None)()
+        self.passes.append(requests)
+        self.clock[0] += seconds
+
+    def step(self) -> list[tuple[int, Event]]:
+        self.ran(len(self.left), 0.1)
+        self.left = {id: n - 1 for id, n in self.left.items()}
+        over = [id for id, n in self.left.items() if not n]
+        for id in over:
+            del self.left[id]
+        return [(id, Finished("length", seed=1, n_ctx=8)) for id in over] + [
+            (id, Measuring("a token")) for id in self.left
+        ]
+
+    def measure(self, report: Callable[[Event], None], *, times: bool) -> bool:
+        assert not times, "no time is taken beside others"
+        try:
+            for i in range(20):
+                report(Measuring("checking", 1, 4, i / 20))
+                self.ran(0, 0.3)
+        except Cancelled:
+            return False
+        if self.known:
+            self.info = replace(self.info, exact_rows=65)
+        return self.known
+
+
+@pytest.fixture
+def crowd(monkeypatch: pytest.MonkeyPatch) -> tuple[Crowd, serving.Link, Callable[[], None]]:
+    clock = [0.0]
+    monkeypatch.setattr(serving.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(serving.Link, "flush", lambda one: None)
+    engine, link = Crowd(clock), serving.Link(None)  # type: ignore[arg-type]
+    return engine, link, serving._Pump(engine, link, Pulse()).run  # type: ignore[arg-type]
+
+
+def ready(link: serving.Link, *tokens: int) -> None:
+    for i, n in enumerate(tokens, len(link.cancels)):
+        link.cancels[i] = Cancel()
+        link.begins((i, n))
+
+
+def closes(link: serving.Link) -> None:
+    link.closing = True
+    link.begins(None)
+
+
+def test_a_crowd_is_measured_between_its_passes_for_as_long_as_these_take(
+    crowd: tuple[Crowd, serving.Link, Callable[[], None]],
+) -> None:
+    engine, link, run = crowd
+    ready(link, 200, 200, 200)
+    engine.on_pass[150] = lambda: closes(link)
+    run()
+    first = engine.passes.index(0)
+    assert 20 <= first <= 22, "once several had waited for each other for two seconds"
+    last = len(engine.passes) - engine.passes[::-1].index(0)
+    assert engine.passes[first:last].count(0) == 20
+    assert 2.5 <= engine.passes[first:last].count(3) / 20 <= 4.0, "three passes take as long"
+    assert set(engine.passes[last:]) == {3}
+    assert engine.info.exact_rows == 65
+    assert [kind for kind, *_ in link._said if kind != "event"] == ["ready"]
+
+
+def test_a_request_alone_does_not_wait_for_what_is_measured(
+    crowd: tuple[Crowd, serving.Link, Callable[[], None]],
+) -> None:
+    engine, link, run = crowd
+    ready(link, 30, 300)
+    engine.on_pass[60] = lambda: ready(link, 300)  # who comes meanwhile begins at once
+    engine.on_pass[150] = lambda: closes(link)
+    run()
+    assert engine.passes.count(0) == 20
+    passes = "".join(map(str, engine.passes))
+    before, alone, behind = passes.partition("1" * 20)
+    assert alone
+    assert before.count("0") >= 2, "it had begun"
+    assert "0222" in behind
+
+
+def test_it_is_not_tried_twice_and_ends_with_the_engine(
+    crowd: tuple[Crowd, serving.Link, Callable[[], None]],
+) -> None:
+    engine, link, run = crowd
+    engine.known = False
+    ready(link, 300, 300)
+    engine.on_pass[280] = lambda: closes(link)
+    run()
+    assert engine.passes.count(0) == 20
+    engine.passes.clear()
+    engine.left.clear()
+    link.closing = False
+    engine.on_pass = {40: lambda: closes(link)}
+    ready(link, 300, 300)
+    serving._Pump(engine, link, Pulse()).run()  # type: ignore[arg-type]
+    assert 0 < engine.passes.count(0) < 12, "the engine closed meanwhile"
 
 
 def test_it_can_be_skipped() -> None:
