@@ -271,6 +271,10 @@ class Lane(Context, Protocol):
     def hidden(self) -> HiddenRows:
         """Hidden states that passes left, by position; follows every rollback."""
 
+    @property
+    def runs(self) -> int:
+        """The number of stretches of neighboring cells that hold the text."""
+
     def branches(self, parents: Sequence[int], reopen: int = 0) -> int:
         """Count the leaves that a tree pass adds to the lane's tree, see ``Part``. The last
         ``reopen`` tokens become a tree first."""

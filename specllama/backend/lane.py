@@ -100,6 +100,11 @@ class CellLane:
         self._require_open()
         return self._books.end_of(self)
 
+    @property
+    def runs(self) -> int:
+        self._books.settle()
+        return 1 + int(np.count_nonzero(np.diff(self.places[: self.n_cells]) != 1))
+
     def _require_open(self) -> None:
         self._books.require_open()
         if self.closed:

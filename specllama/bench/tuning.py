@@ -148,13 +148,13 @@ def tune(
     source, longest = "draft" if draft else "ngram", min(LONGEST, engine.target.max_rows - 1)
 
     say("step 1 of 2: what passes of 1 to 16 rows take")
-    turns = iter(range(1, 2 * repetitions + 1))
+    turns, most = count(1), repetitions * (len(ROWS) + len(READS))
     costs = pass_costs(
         engine.target,
         draft,
         text[: min(TEXT, engine.target.n_ctx // 2)],
         repetitions=repetitions,
-        progress=lambda: progress(0.2 * next(turns) / (2 * repetitions)),
+        progress=lambda: progress(0.2 * min(next(turns) / most, 1.0)),
     )
     costs.store(profile.costs)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from specllama.backend.kernels import TILE
 from specllama.figures import ROWS, SECONDS, Histogram
 
@@ -16,6 +18,8 @@ class Pace:
     Attributes:
         step_s: of short ones, in which texts are written; None before there was one.
         token_s: of prompts, by token; None before one was read.
+        read_s: the least of any pass, by token; inf before there was one.
+        run_s: of copying a stretch of neighboring cells out of the cache; 0 before that was done.
     """
 
     def __init__(self) -> None:
@@ -23,9 +27,12 @@ class Pace:
         self.longest_s = 0.0
         self.step_s: float | None = None
         self.token_s: float | None = None
+        self.read_s, self.run_s = math.inf, 0.0
 
-    def passed(self, tokens: int, seconds: float) -> None:
-        """Record one pass."""
+    def passed(self, tokens: int, seconds: float, *, whole: bool = True) -> None:
+        """Record one pass; a GPU may still compute one that is not ``whole``."""
+        if whole:
+            self.read_s = min(self.read_s, seconds / tokens)
         self.rows.add(tokens)
         self.seconds.add(seconds)
         self.longest_s = max(self.longest_s, seconds)
@@ -33,6 +40,15 @@ class Pace:
             self.step_s = _drifted(self.step_s, seconds)
         else:
             self.token_s = _drifted(self.token_s, seconds / tokens)
+
+    def copied(self, runs: int, seconds: float) -> None:
+        """Record the copying of a text whose cells lie in so many stretches."""
+        self.run_s = _drifted(self.run_s or None, seconds / runs)
+
+    def keeps(self, tokens: int, runs: int) -> bool:
+        """True if copying a text takes less time than reading it again, as far as is known: a GPU
+        reads fast, and its cells are copied one stretch in one layer at a time."""
+        return runs * self.run_s < tokens * self.read_s
 
     def left_ms(self, n: int) -> float | None:
         """Estimate the milliseconds of reading ``n`` tokens; None before anything was read."""

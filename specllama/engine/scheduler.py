@@ -165,7 +165,8 @@ class Scheduler:
             self._drafting_s += seconds
             return answered
         if passes:
-            self._seats.pace.passed(tokens, seconds)
+            whole = any(effect.outputs != "none" for effect in passes)
+            self._seats.pace.passed(tokens, seconds, whole=whole)
         guesses = sum([effect.size - 1 for effect in passes if effect.outputs == "all"])
         for i, ((one, _), effect) in enumerate(zip(answered, passes, strict=True)):
             waited_ms, ms = (self._drafting_s - one.drafting_s) * 1e3, seconds * 1e3

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from time import perf_counter
 from typing import cast
 
 from specllama.arrays import Row
@@ -328,7 +329,7 @@ class Seats:
 
     def _shelve(self, slot: Slot) -> None:
         """Send a slot's text to disk, see ``keep``; the lane stays as it is."""
-        if not slot.held.unkept or self.shelf is None:
+        if not slot.held.unkept or self.shelf is None or not self._keeps(slot):
             return
         target, free = self._info.target, self._free_memory()
         size = target.kv_bytes * len(slot.target.tokens) // max(target.n_ctx, 1)
@@ -336,7 +337,19 @@ class Seats:
             return
         slot.held = replace(slot.held, unkept=False)
         with suppress(EngineError):  # the library does not give it away
-            self.shelf.put(slot.outside(move=False))
+            self.shelf.put(self._outside(slot, move=False))
+
+    def _keeps(self, slot: Slot) -> bool:
+        """True if a lane's text is worth a copy: on a CPU that takes no time beside reading."""
+        n, on_cpu = len(slot.target.tokens), self._pool.kernels.on_cpu
+        return n >= _WORTH and (on_cpu or self.pace.keeps(n, slot.target.runs))
+
+    def _outside(self, slot: Slot, *, move: bool) -> ParkedText:
+        """Copy a slot's content as ``Slot.outside`` does; the time counts in ``pace``."""
+        runs, begin = slot.target.runs, perf_counter()
+        text = slot.outside(move=move)
+        self.pace.copied(runs, perf_counter() - begin)
+        return text
 
     def _drop(self, one: ParkedText) -> None:
         """Forget a parked text; one that must be kept goes to disk."""
@@ -406,9 +419,9 @@ class Seats:
     def empty(self, slot: Slot, keep: int = 0) -> None:
         """Park a lane's content; if that is impossible, ``keep`` of it stays."""
         slot.drop_ahead()
-        if self._most_bytes and len(slot.target.tokens) >= _WORTH:
+        if self._most_bytes and self._keeps(slot):
             try:
-                self._keep(slot.outside(move=True))
+                self._keep(self._outside(slot, move=True))
                 keep = 0
             except EngineError:  # the library does not give it away
                 slot.target.rollback(keep)

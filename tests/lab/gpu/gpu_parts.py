@@ -127,7 +127,7 @@ def parts(
 
     fixed = ("--window", "fixed", "--draft-max", "4", "--proposer", "draft", "--ignore-eos")
     for pair in (tiny, first):
-        for temperature in ("0", "1"):
+        for temperature in ("0", "1") if pair.draft else ():
             run = ("run", PROMPT, *pair.flags, "--json", "--no-log", "-n", "256", "--seed", "7")
             name = f"{pair.name}, temperature {temperature}"
             yield Part("own", name, pair, (*run, *fixed, "--temperature", temperature))
@@ -149,8 +149,10 @@ def parts(
         base = ("bench", "run", *pair.flags, "-n", n, "-r", "2", "--max-tokens", "96", "--json")
         lengths = tuple(word for k in LENGTHS for word in ("--length", str(k)))
         argv, peer = (*base, "--proposer", "draft", *lengths), _server(pair, tools, devices)
-        yield Part("bench", f"draft model, {pair.name}", pair, argv, peer=peer, more=more)
-        methods = ("auto", "draft", "tree", "ngram", "suffix", "mixed", "lookahead")
+        if pair.draft:
+            yield Part("bench", f"draft model, {pair.name}", pair, argv, peer=peer, more=more)
+        drafts = ("draft", "tree") if pair.draft else ()
+        methods = ("auto", *drafts, "ngram", "suffix", "mixed", "lookahead")
         argv = (*base, *(word for name in methods for word in ("--proposer", name)))
         yield Part("bench", f"methods, {pair.name}", pair, argv, more=pair is not first)
 

@@ -126,7 +126,7 @@ def test_a_lane_alone_leaves_no_ghosts_behind_chains() -> None:
     for _ in range(30):
         lane.forward([1, 2, 3, 4], outputs="all")
         lane.rollback(len(lane.tokens) - 2)
-        assert (p.ghosts, p.cells.tail) == (0, len(lane.tokens))
+        assert (p.ghosts, p.cells.tail, lane.runs) == (0, len(lane.tokens), 1)
 
 
 def test_rejects_behind_the_last_living_cell_are_freed() -> None:
@@ -136,6 +136,7 @@ def test_rejects_behind_the_last_living_cell_are_freed() -> None:
     p.run([Part(a, [1, 2, 3]), Part(b, [4, 5, 6])])
     assert a.places[:3].tolist() == [0, 2, 4]
     assert b.places[:3].tolist() == [1, 3, 5]
+    assert (a.runs, b.runs) == (3, 3)
     a.rollback(1)
     b.rollback(1)
     assert (p.ghosts, p.cells.room) == (0, p.cells.n - 2)

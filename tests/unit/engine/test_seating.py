@@ -263,6 +263,21 @@ def test_without_memory_idle_texts_are_forgotten() -> None:
     assert engine._seats.n_bytes == 0
 
 
+@pytest.mark.parametrize(("seconds", "copies"), [(1e-7, 4), (0.5, 1)])
+def test_a_gpu_copies_a_text_only_where_it_does_not_read_it_again_sooner(
+    seconds: float, copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = count()
+    monkeypatch.setattr(seating, "perf_counter", lambda: next(clock) * seconds)
+    engine, rng = engine_of(1), random.Random(1)
+    pool = engine.target.pool
+    pool.kernels = replace(pool.kernels, on_cpu=False)
+    prompts = [[rng.randrange(1, V) for _ in range(130)] for _ in range(5)]
+    for prompt in prompts:
+        assert list(engine.generate(prompt, params(2)))[-1].token_ids == alone(prompt, params(2))
+    assert next(clock) == 2 * copies, "the first one tells"
+
+
 def test_where_memory_runs_out_parked_texts_are_forgotten() -> None:
     engine = engine_of(2)
     free = [8 << 30]
