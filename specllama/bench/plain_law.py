@@ -91,8 +91,7 @@ def own_answer(engine: Engine, prompt: BenchPrompt, params: GenerateParams) -> H
     wish = params.replace(proposer="none", chances=None)
     end = Told.of(engine.generate(prompt.content, wish)).end
     finish = "length" if end.reason == "length" else "stop"
-    n = len(end.token_ids)
-    return Heard(end.text, end.reasoning, finish, tokens=n, prompt_n=end.prompt_n)
+    return Heard(end.text, end.reasoning, finish, tokens=len(end.token_ids), prompt_n=end.prompt_n)
 
 
 class OwnLaw:
@@ -138,8 +137,7 @@ class OwnLaw:
             return ReplyReading(why=why)
         if answer.finish == "stop" and self._ends:
             emitted = [*emitted, self._ends[0]]
-        n_ctx = self._engine.target.n_ctx
-        emitted = emitted[: max(n_ctx - len(ids) - 1, 0)]
+        emitted = emitted[: max(self._engine.target.n_ctx - len(ids) - 1, 0)]
         plain = self._laws(self._engine, ids, emitted, temperature)
         drafts = None
         if self._draft is not None:
@@ -173,8 +171,7 @@ class OwnLaw:
             vocab.tokenize(shared + rest, add_special=False, parse_special=False, after_text=True)
             for rest in (plain, other)
         ]
-        ends = self._ends[:1]
-        a, b = (text + ends for text in texts)
+        a, b = (text + self._ends[:1] for text in texts)
         at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
         if at is None or len(ids) + at >= self._engine.target.n_ctx:
             return None

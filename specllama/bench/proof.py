@@ -230,8 +230,7 @@ def _warm(
     turns: dict[float, ProofReply] = {}
     for proposer, width in ways:
         engine.reset()
-        stranger = stranger_of(ids, n_ctx - 1)
-        finish(engine, prompt, references[0][0].replace(max_tokens=1), stranger)
+        finish(engine, prompt, references[0][0].replace(max_tokens=1), stranger_of(ids, n_ctx - 1))
         for params, plain in references:
             most = min(_SHORT, params.max_tokens or _SHORT)
             wish = params.replace(proposer=proposer, draft_max=width, max_tokens=most)

@@ -73,8 +73,7 @@ class Summary(GuessShares):
         self.compared = len(same)
 
     def to_dict(self) -> dict[str, Any]:
-        more = {"acceptance_rate": self.acceptance_rate, "rejected": self.rejected}
-        return vars(self) | more
+        return vars(self) | {"acceptance_rate": self.acceptance_rate, "rejected": self.rejected}
 
 
 @dataclass(slots=True)

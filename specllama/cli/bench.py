@@ -201,8 +201,7 @@ def _arms(
         for state, begin in start.items():
             arms.append(arm((named + state).strip() or "specllama", params=own, begin=begin))
         for k in lengths:
-            fixed = own.replace(window="fixed", draft_max=k)
-            arms.append(arm(f"{named}fixed {k}", params=fixed))
+            arms.append(arm(f"{named}fixed {k}", params=own.replace(window="fixed", draft_max=k)))
     return [*arms, *remote]
 
 

@@ -81,5 +81,4 @@ def command(ctx: click.Context, shell: str) -> None:
     """Print the completion script for SHELL."""
     kind = get_completion_class(shell)
     assert kind is not None
-    root = ctx.find_root()
-    output.line(kind(root.command, {}, "specllama", "_SPECLLAMA_COMPLETE").source())
+    output.line(kind(ctx.find_root().command, {}, "specllama", "_SPECLLAMA_COMPLETE").source())

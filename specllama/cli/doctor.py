@@ -65,8 +65,7 @@ def command(parallel: int, as_json: bool, **flags: Any) -> int:
     if works:
         checks.append(_recommended())
     if works and flags["model"] is not None:
-        options = replace(settings.engine_options(), parallel=parallel)
-        checks += _plan(settings, options)
+        checks += _plan(settings, replace(settings.engine_options(), parallel=parallel))
     marks = {"ok": "✓", "warn": "!", "bad": "✗", "info": "·"}
     columns = [
         Column("", lambda check: marks[check.status]),
@@ -88,8 +87,7 @@ def _versions() -> list[DoctorLine]:
     if "not installed" in words:
         again = f"in specllama's folder: {pip_install('--force-reinstall .')}"
         packages = partial(bad, advice=again)
-    version = f"{__version__}, Python {python}"
-    return [ok("specllama", version), packages("packages", words)]
+    return [ok("specllama", f"{__version__}, Python {python}"), packages("packages", words)]
 
 
 def _native(workers: str) -> list[DoctorLine]:

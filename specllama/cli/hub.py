@@ -159,8 +159,7 @@ def _show_file(path: Path, as_json: bool) -> None:
 
     header, summary = read_header(path), summarize(path)
     if as_json:
-        told = picked(summary, "sidecar reason")
-        output.json_line({"file": {**header.to_dict(), **told}})
+        output.json_line({"file": {**header.to_dict(), **picked(summary, "sidecar reason")}})
     else:
         hub_views.show_header(header, summary)
 

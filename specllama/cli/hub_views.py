@@ -126,8 +126,7 @@ def show_pairs(entries: Sequence[tuple[CatalogPair, Judgement]]) -> None:
     here = library.scan()
 
     def is_here(pair: CatalogPair) -> bool:
-        target = pair.target.hub
-        return any(refs.matches(model, target) for model in here)
+        return any(refs.matches(model, pair.target.hub) for model in here)
 
     columns = [
         Column("fits", lambda one: FIT_WORDS[one[1].fits], style="green"),

@@ -259,8 +259,7 @@ def _show_one(header: GgufHeader, finding: DraftFinding, options: EngineOptions)
         above = f"if more than {judged.pays_above:.0%} of guesses are kept; wider passes raise that"
         rows.append(["·", "pays", f"{above} (specllama tune finds out)"])
     rows += [["!", "", warning] for warning in (report.warnings if report else ())]
-    columns = [Column(""), Column("check"), Column(f"for {header.path.name}", give=True)]
-    show_table(rows, columns)
+    show_table(rows, [Column(""), Column("check"), Column(f"for {header.path.name}", give=True)])
 
 
 def _memory_rows(judged: Judgement) -> list[list[str]]:

@@ -94,8 +94,7 @@ class Printer:
         if new.text:
             self._end_thought()
             if not self.as_json:
-                shown = new.text if self._text is None else self._text.feed(new.text)
-                output.write(shown)
+                output.write(new.text if self._text is None else self._text.feed(new.text))
                 self._last = new.text
         for notice in new.notices:
             if self.known is not None:

@@ -151,8 +151,7 @@ class Repl:
         """Print one reply; Ctrl-C stops it and keeps the text so far."""
         cancel = Cancel()
         with signals.stop_on_signals(cancel) as received:
-            shown = Printer(quiet=self.quiet, thoughts=self.thoughts, known=self._notes)
-            shown.show(ask(cancel))
+            Printer(quiet=self.quiet, thoughts=self.thoughts, known=self._notes).show(ask(cancel))
         if received:
             if self.lines.interactive:
                 diagnostics.note(self._how_to_go_on())

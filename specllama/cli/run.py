@@ -136,8 +136,7 @@ def command(
             return answer(logged if keeps else engine, request, params, printer)
         except SpecllamaError as error:
             if as_json:
-                told = picked(error, "message hint exit_code")
-                output.json_line({"type": "error", **told})
+                output.json_line({"type": "error", **picked(error, "message hint exit_code")})
             raise
         finally:
             logged.close()

@@ -125,8 +125,7 @@ def command(
         )
         info = engine.info
         facts = provenance(info, hashes=not quick)
-    further = {"when": facts["when"], "crowded": crowd}
-    where = _saved(profile, result, further) if save else None
+    where = _saved(profile, result, {"when": facts["when"], "crowded": crowd}) if save else None
     if as_json:
         output.json_line({**result.to_dict(), "provenance": facts, "profile": where and str(where)})
         return

@@ -156,8 +156,7 @@ class Guides:
         made: list[Any] = []
 
         def make() -> None:
-            most = _OPEN[source.kind]
-            limits = library.LLParserLimits(max_items_in_row=most, **_LIMITS)
+            limits = library.LLParserLimits(max_items_in_row=_OPEN[source.kind], **_LIMITS)
             made.append(library.LLMatcher(self._tokenizer, source.lark, log_level=0, limits=limits))
 
         _deep(make)

@@ -335,8 +335,7 @@ class GenerateParams:
 
     @property
     def _constraints(self) -> list[str]:
-        given = (self.grammar, self.json_schema, self.regex)
-        return [one for one in given if one is not None]
+        return [one for one in (self.grammar, self.json_schema, self.regex) if one is not None]
 
     def draft_limit(self, exact_rows: int) -> int:
         """Return ``draft_max`` for a pair whose passes are bit-identical up to ``exact_rows`` rows.
