@@ -85,8 +85,7 @@ class Address:
     model: str = ""
 
     def __post_init__(self) -> None:
-        url = url_of(self.url).rstrip("/").removesuffix("/v1")
-        object.__setattr__(self, "url", url)
+        object.__setattr__(self, "url", url_of(self.url).rstrip("/").removesuffix("/v1"))
 
     @property
     def name(self) -> str:

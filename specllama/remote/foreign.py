@@ -329,8 +329,7 @@ def _model(address: Address, kind: Kind, models: Sequence[Served]) -> Served:
         UsageError: there are several.
     """
     if address.model:
-        named = (one for one in models if one.id == address.model)
-        return next(named, Served(address.model))
+        return next((one for one in models if one.id == address.model), Served(address.model))
     loaded = [one for one in models if one.loaded]
     if len(models) > 1 and len(loaded) != 1:
         shown = ", ".join(one.id for one in models[:8])

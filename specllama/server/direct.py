@@ -170,8 +170,7 @@ def rows(service: Service) -> list[Row]:
         model = await service.model(request)
         if named(request, body.id) is not None:
             raise Refusal(409, f"id: {body.id[:80]!r} is being written", code="id_in_use")
-        asked = request.state.asked
-        job = Job((prompt,), params, stream=True, client=client, asked=asked)
+        job = Job((prompt,), params, stream=True, client=client, asked=request.state.asked)
         exchange = Exchange(model.queue, job)
         if body.id:
             going[client, body.id] = exchange

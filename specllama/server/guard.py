@@ -127,8 +127,7 @@ class Access:
         """Return the key of ours that was sent, under either of the two headers, or None."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         bearer = token.strip() if scheme.lower() == "bearer" else ""
-        given = (bearer, headers.get("x-api-key", ""))
-        sent = [one.encode("latin-1") for one in given if one]
+        sent = [one.encode("latin-1") for one in (bearer, headers.get("x-api-key", "")) if one]
         # every key is compared, so that the time says nothing
         same = [
             (key, hmac.compare_digest(one, spelling))
@@ -326,8 +325,7 @@ class Guard:
                 await self._answered(refused, scope, hear, answer)
         finally:
             if self.log is not None and is_told(scope["path"], status):
-                took = time.monotonic() - begun
-                self.log(_line(scope, client or "no key", status, took))
+                self.log(_line(scope, client or "no key", status, time.monotonic() - begun))
 
     async def _answered(
         self, refused: Refusal | None, scope: Scope, hear: Receive, answer: Send

@@ -274,8 +274,7 @@ def _texts(service: Service) -> list[Row]:
         ids = await service.ask(request, model, "tokenize", body.content or "", *special)
         if not body.with_pieces:
             return Json({"tokens": ids})
-        pieces = await service.ask(request, model, "pieces", ids)
-        told = zip(ids, pieces, strict=True)
+        told = zip(ids, await service.ask(request, model, "pieces", ids), strict=True)
         return await service.aside(
             request, lambda: Json({"tokens": [{"id": id, "piece": _piece(p)} for id, p in told]})
         )
@@ -317,8 +316,7 @@ def _texts(service: Service) -> list[Row]:
     async def template(request: Request) -> Response:
         body = await service.read(request, TemplateRequest)
         model = await service.model(request)
-        prompt = await rendered(model, body.messages, body.tools, request)
-        return Json({"prompt": prompt})
+        return Json({"prompt": await rendered(model, body.messages, body.tools, request)})
 
     return [
         ("POST /tokenize", tokenize),

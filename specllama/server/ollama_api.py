@@ -166,8 +166,7 @@ class OllamaDialect(Dialect):
 
     def whole(self, replies: list[Reply]) -> Mapping[str, Any]:
         [reply] = replies
-        told = _logprobs(reply.rounds)
-        return {**self._ending(reply, reply.text, reply.reasoning), **told}
+        return {**self._ending(reply, reply.text, reply.reasoning), **_logprobs(reply.rounds)}
 
     def _ending(self, reply: Reply, text: str, thought: str) -> dict[str, Any]:
         line = self._line(text, thought, **self._end(reply))

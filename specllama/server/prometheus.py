@@ -112,8 +112,7 @@ class Metrics:
         self._add("generation_seconds_total", queued, end.timings.decode_ms / 1e3)
         self._longest = max(self._longest, end.prompt_n + len(end.token_ids))
         self._add("request_success_total", queued, 1, finished_reason=end.reason)
-        took = perf_counter() - queued.arrived_s
-        self._observe("e2e_request_latency_seconds", queued, took)
+        self._observe("e2e_request_latency_seconds", queued, perf_counter() - queued.arrived_s)
         if (pace := speed(len(end.token_ids), end.timings.decode_ms / 1e3)) is not None:
             self._observe("time_per_output_token_seconds", queued, 1 / pace)
 

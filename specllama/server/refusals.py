@@ -101,8 +101,7 @@ def wrong(param: str, message: str) -> Refusal:
 
 
 def not_offered(what: str, reason: str, param: str | None = None) -> Refusal:
-    said = f"{what}: {reason}"
-    return Refusal(501, said, "not_supported_error", "not_supported", param, _NEVER)
+    return Refusal(501, f"{what}: {reason}", "not_supported_error", "not_supported", param, _NEVER)
 
 
 def malformed(message: str) -> Refusal:

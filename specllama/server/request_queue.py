@@ -272,8 +272,7 @@ class RequestQueue:
 
         if self.cut:
             raise shutting_down()
-        heard = partial(self._soon, on_message)
-        self.host.ask(method, *args, on_message=heard, whose=client)
+        self.host.ask(method, *args, on_message=partial(self._soon, on_message), whose=client)
         self._asked.add(answer)
         try:
             return await answer
@@ -398,8 +397,7 @@ class RequestQueue:
         # several replies to it may have been there, which is one death
         refused = before is not None and (before.refused or before.life != queued.life)
         self._suspects.pop(queued.asked, None)
-        until_s = monotonic() + POISON_S
-        self._suspects[queued.asked] = Suspect(queued.life, until_s, sure or refused)
+        self._suspects[queued.asked] = Suspect(queued.life, monotonic() + POISON_S, sure or refused)
         while len(self._suspects) > 256:
             del self._suspects[next(iter(self._suspects))]
 

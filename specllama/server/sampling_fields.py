@@ -169,8 +169,7 @@ def params_of(
                 for t, value in _pairs(body.logit_bias)
             }
         if body.repetition_penalty is not None:  # vLLM's looks at the whole text
-            whole = {"repeat_penalty": body.repetition_penalty, "repeat_last_n": -1}
-            given = {**whole, **given}
+            given = {"repeat_penalty": body.repetition_penalty, "repeat_last_n": -1, **given}
         if given.get("top_k", 0) < 0:  # so llama-server and vLLM write "all"
             given["top_k"] = 0
         if given.get("top_p") == 0:

@@ -220,7 +220,6 @@ def holdings(info: EngineInfo, options: EngineOptions) -> tuple[int, int]:
         need = pair_memory(target, draft, loaded, info.target.n_ctx)
     except (SpecllamaError, OSError):
         return 0, 0
-    repacked = info.target.repacked
-    mapped = sum(part.weights - part.repacked * repacked for part in need.parts)
+    mapped = sum(part.weights - part.repacked * info.target.repacked for part in need.parts)
     in_ram = 1 - info.target.gpu_layers / (target.block_count + 1)
     return need.required, int(mapped * in_ram) if options.use_mmap else 0

@@ -69,8 +69,7 @@ class ToolUse:
 
     @property
     def callable(self) -> tuple[Tool, ...]:
-        named = tuple(tool for tool in self.tools if tool.name == self.choice)
-        return named or self.tools
+        return tuple(tool for tool in self.tools if tool.name == self.choice) or self.tools
 
 
 class ToolChoice(msgspec.Struct, omit_defaults=True):
@@ -165,8 +164,7 @@ def told(messages: Sequence[Message], use: ToolUse) -> list[Message]:
         ]
     )
     if messages and messages[0].role == "system":
-        first = replace(messages[0], content=f"{messages[0].content}\n\n{text}")
-        return [first, *messages[1:]]
+        return [replace(messages[0], content=f"{messages[0].content}\n\n{text}"), *messages[1:]]
     return [Message("system", text), *messages]
 
 

@@ -136,8 +136,7 @@ def usage_so_far(reply: Reply) -> dict[str, Any]:
 
 
 def _tokens(prompt: int, written: int) -> dict[str, Any]:
-    total = prompt + written
-    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": total}
+    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
 
 def finish_reason(reply: Reply) -> str:
