@@ -46,8 +46,7 @@ def check_target(head: GgufHeader, target: GgufHeader) -> None:
         why = f"the last layers of {of} are not one with a window and one without"
     else:
         why = other_tokens(head, target) or _other_keys(head, target)
-    hint = "use the assistant that was published with this target"
-    require_same_target(head, why, hint)
+    require_same_target(head, why, "use the assistant that was published with this target")
 
 
 def _other_keys(head: GgufHeader, target: GgufHeader) -> str:

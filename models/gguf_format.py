@@ -142,8 +142,7 @@ class _Reader:
         if end <= len(self.buffer):
             return
         if end > self.size:
-            why = f" ends inside {what}: truncated, or a length is wrong"
-            raise self.bad(why, DOWNLOAD_AGAIN)
+            raise self.bad(f" ends inside {what}: truncated, or a length is wrong", DOWNLOAD_AGAIN)
         if end > MAX_HEADER_BYTES:
             raise self.bad(f" has a header larger than {MAX_HEADER_BYTES >> 20} MiB")
         want = min(max(end - len(self.buffer), _CHUNK, len(self.buffer)), MAX_HEADER_BYTES)
@@ -403,8 +402,7 @@ def _tensors(reader: _Reader, n_tensors: int) -> Iterator[TensorInfo]:
         if row % kind.block:
             needs = f"not a multiple of {kind.block} as {kind.name} needs"
             raise reader.bad(f": {what} has {row} values a row, {needs}")
-        n_bytes = tensor_bytes(type_id, elements)
-        yield TensorInfo(name, shape, kind.name, type_id, offset, n_bytes)
+        yield TensorInfo(name, shape, kind.name, type_id, offset, tensor_bytes(type_id, elements))
 
 
 def _check_layout(

@@ -147,8 +147,7 @@ class Machine:
             return Weights(model.bytes, model.active / model.params)
 
         draft = None if pair.draft is None else weights(pair.draft)
-        speeds = self.speeds(weights(pair.target), draft)
-        return Judgement("", fits, needs, self.memory, *speeds)
+        return Judgement("", fits, needs, self.memory, *self.speeds(weights(pair.target), draft))
 
     def recommended(
         self, pairs: Iterable[catalog.CatalogPair] | None = None
@@ -203,8 +202,7 @@ def pair_memory(
         rows = max(options.parallel, options.max_leaves)
         second = memory.estimate_model(draft, n_ctx=its, n_outputs=rows, **passes)
     if not options.swa_full:
-        batch = options.batch(on_gpu=False)
-        saved = memory.window_bytes(target, first.n_ctx, n_ubatch=batch, **kv)
+        saved = memory.window_bytes(target, first.n_ctx, n_ubatch=options.batch(on_gpu=False), **kv)
         first = replace(first, kv=max(first.kv - saved, 0))
     beside = tuple(memory.estimate_head(head, target, n_ctx=first.n_ctx) for head in heads)
     return memory.PairMemory(first, second, beside)
@@ -345,8 +343,7 @@ def candidates(target: Path, target_ref: str, drafts: Sequence[str]) -> list[Dra
         pair = refs.catalog_pair(target_ref)
         repo = pair.draft.repo.casefold() if pair and pair.draft else ""
         if pair and pair.draft and not any(f.ref.casefold().startswith(repo) for f in found):
-            pull = f"specllama hub pull {pair.draft.ref}"
-            found.append(DraftFinding(pair.draft.ref, None, pull))
+            found.append(DraftFinding(pair.draft.ref, None, f"specllama hub pull {pair.draft.ref}"))
     known.save()
     return found
 

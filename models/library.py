@@ -166,8 +166,7 @@ def remember(target: Path, draft: Path | None) -> None:
     pairs = [pair, *(one for one in before if one != pair)][:MAX_OPENED]
     lines = [[str(path) if path is not None else None for path in one] for one in pairs]
     with contextlib.suppress(OSError, UnicodeEncodeError):  # a name that is no text is not kept
-        text = json.dumps(lines, indent=1, ensure_ascii=False)
-        paths.replace_file(_opened_file(), text.encode())
+        paths.replace_file(_opened_file(), json.dumps(lines, indent=1, ensure_ascii=False).encode())
 
 
 def _opened_file() -> Path:
@@ -215,8 +214,7 @@ def _models(source: Source, found: Found) -> Iterator[LocalModel]:
             size, complete = size + status.st_size, complete and status.st_size > 0
             used = max(used, status.st_atime)
         if size:
-            quant = quant_of(path.name)
-            yield LocalModel(path, source, ref, repo, quant, size, used, complete)
+            yield LocalModel(path, source, ref, repo, quant_of(path.name), size, used, complete)
 
 
 def hub_ref(repo: str, name: str) -> str:
@@ -313,8 +311,7 @@ def scan(*, include_bundled: bool = True, near: Path | None = None) -> list[Loca
 def scan_folder(folder: str | Path) -> list[LocalModel]:
     """List every model below one folder, named by their paths; those in ``user/repo`` answer to
     that, too."""
-    root = Path(os.path.expanduser(folder))
-    return list(_models("folder", _in_repo_folders(root, by_path=True)))
+    return list(_models("folder", _in_repo_folders(Path(os.path.expanduser(folder)), by_path=True)))
 
 
 def beside(file: Path) -> list[LocalModel]:

@@ -280,8 +280,7 @@ def run(job: QuantizeJob, advanced: Callable[[int, int], None] | None = None) ->
     request = {**job.request, "destination": str(scratch.absolute())}
     try:
         _run_child(request, advanced or (lambda done, of: None))
-        header = read_header(scratch)
-        check_loadable(header)
+        check_loadable(read_header(scratch))
         if job.destination.exists():
             raise UsageError(f"{job.destination} was created meanwhile and is never overwritten")
         os.replace(scratch, job.destination)

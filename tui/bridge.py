@@ -122,8 +122,7 @@ class FlushPace:
         """Record the processor seconds of a flush; return the pause before the next."""
         self._cost_s += SMOOTHING * (took_s - self._cost_s)
         period_s = max(self.base_s, self._cost_s / self.share)
-        saving = BATTERY if self.on_battery() else 1
-        self.period_s = min(self.longest_s, period_s * saving)
+        self.period_s = min(self.longest_s, period_s * (BATTERY if self.on_battery() else 1))
         return self.period_s
 
 

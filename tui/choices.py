@@ -132,8 +132,7 @@ def judged_target(row: ChoiceRow, options: EngineOptions, machine: Machine) -> C
     if summary.sidecar:
         return None
     if not summary.usable:
-        reason = without_name(summary.reason, row.path)
-        return replace(row, fits=False, refused=True, reason=reason)
+        return replace(row, fits=False, refused=True, reason=without_name(summary.reason, row.path))
     try:
         judged = judge(read_header(row.path), None, options, machine)
     except SpecllamaError as error:

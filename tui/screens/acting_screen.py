@@ -197,8 +197,7 @@ class ActingScreen(TurnScreen):
                 raise UsageError("a reply is being written: Esc stops it")
             index = self.session.show_version(view.index if view else None, step)
         except UsageError as error:
-            words = error.message[0].upper() + error.message[1:]
-            self.notify(words, timeout=2, markup=False)
+            self.notify(error.message[0].upper() + error.message[1:], timeout=2, markup=False)
             return
         await self.show_conversation()
         shown = self.transcript.messages[index]

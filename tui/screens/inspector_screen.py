@@ -102,8 +102,7 @@ class InspectorScreen(Page):
                 yield Static(id="walk-caption", markup=False)
                 with VerticalScroll(id="walk-scroll", can_focus=False):
                     yield Static(id="walk-table", markup=False)
-                state = StripState()
-                yield LivePanel(state, lambda: self.record, lambda: None, id="walk-figures")
+                yield LivePanel(StripState(), lambda: self.record, lambda: None, id="walk-figures")
 
     def on_mount(self) -> None:
         self._begin()
@@ -122,8 +121,7 @@ class InspectorScreen(Page):
             self._go(next((i for i, done in enumerate(rounds) if done.drafted), 0), 0)
 
     def _go(self, at: int, stage: int) -> None:
-        count = len(self.record.rounds)
-        self.at = max(0, min(at, count - 1))
+        self.at = max(0, min(at, len(self.record.rounds) - 1))
         self.stage = stage
         # The text before a round is extended step by step, not joined anew.
         if self._before_at > self.at:

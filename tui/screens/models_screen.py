@@ -131,8 +131,7 @@ class ModelsScreen(Page):
         except SpecllamaError:
             self._loaded = None  # it is gone
         models = library.scan(near=self._loaded)
-        pairs = choices.pair_rows(self._loaded)
-        self._on_screen(self._found, models, pairs, highlight)
+        self._on_screen(self._found, models, choices.pair_rows(self._loaded), highlight)
         self._on_screen(self._offer, choices.offered_rows(models, self.machine))
         for row in list(self.targets.here):
             if worker.is_cancelled:
@@ -153,8 +152,7 @@ class ModelsScreen(Page):
     def _offer(self, rows: list[ChoiceRow] | None = None) -> None:
         """Show what can be downloaded, in both columns: running and waiting downloads first."""
         self._offered = self._offered if rows is None else rows
-        begun = self.downloads.all.values()
-        mine = [choices.download_row(download) for download in begun]
+        mine = [choices.download_row(download) for download in self.downloads.all.values()]
         rest = [row for row in self._offered if row.ref not in self.downloads.all]
         self.targets.show(offers=[*mine, *rest])
         self.drafts.show(offers=[row for row in mine if catalog.find(row.ref) is None])

@@ -286,8 +286,7 @@ class RaceScreen(Page):
             return None if mine is None else advise(self.params, mine)
         if not (ways := self._ways(tab)):
             return None
-        judged = [(way.run, way.verdict) for way in ways]
-        return advise_among(self.params, mine, judged)
+        return advise_among(self.params, mine, [(way.run, way.verdict) for way in ways])
 
     def action_apply(self) -> None:
         advice = self.advice
@@ -302,8 +301,7 @@ class RaceScreen(Page):
     def _show(self) -> None:
         if not self.is_mounted:
             return
-        state = f"running: {TABS[self._raced]}" if self._raced else ""
-        self.set_title(self.TITLE or "", state)
+        self.set_title(self.TITLE or "", f"running: {TABS[self._raced]}" if self._raced else "")
         parts: list[tuple[str, str]] = []
         pad = " " if self.size.width >= 72 else ""
         for i, (tab, name) in enumerate(TABS.items(), 1):
@@ -339,8 +337,7 @@ class RaceScreen(Page):
             lines += race_tables.answer(way, ink, width, tall=tall)
         if plain is not None:
             pairs = 0 if way is None else way.pairs
-            asked = question(plain.prompt)
-            lines.append(race_tables.question(plain, asked, pairs, ink, width))
+            lines.append(race_tables.question(plain, question(plain.prompt), pairs, ink, width))
         if way is not None:
             lines += race_tables.bars(way, ink, width)
             lines.append(race_tables.proof(way, ink, width))

@@ -243,8 +243,7 @@ class SessionsScreen(Page):
 
     def _row(self, summary: SessionSummary, now_s: float, wanted: list[str]) -> Content:
         ink = self.ink
-        options = self.query_one(OptionList)
-        room = max(options.scrollable_content_region.width - 4, 20)
+        room = max(self.query_one(OptionList).scrollable_content_region.width - 4, 20)
         mark = "● " if summary.id == self.current else "  "
         when = moment(summary.updated_s, now_s)
         if room >= WITH_COUNT:

@@ -216,8 +216,7 @@ class TurnScreen(Inked, Screen[None]):
         return info.target.name if info is not None else UNNAMED
 
     def _title_of(self, index: int) -> str:
-        before = self.session.messages[:index]
-        asked = ["reply", *(m.content for m in before if m.role == "user")]
+        asked = ["reply", *(m.content for m in self.session.messages[:index] if m.role == "user")]
         line = " ".join(attach.split(asked[-1])[0].split())
         return line if len(line) <= 60 else line[:59] + "…"
 

@@ -249,8 +249,7 @@ class Completions(Inked, Widget, can_focus=False):
             help_ = _clauses(found[i].help, room) or found[i].short
             style = "bold $primary" if i == self._at else ""
             lines.append(Content.assemble((f"{mark}{label}", style), (f"  {help_}", ink.muted)))
-        dot = " · "
-        hint = dot.join((f"  {self._at + 1}/{len(found)}", "Tab or Enter takes it", "Esc closes"))
+        hint = " · ".join((f"  {self._at + 1}/{len(found)}", "Tab or Enter takes it", "Esc closes"))
         lines.append(Content.assemble((hint, ink.muted)))
         return Content("\n").join(lines)
 

@@ -75,8 +75,7 @@ class ThemedApp(InkedApp):
         self._given = ""  # a theme that the terminal asks for, not the user
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
-        theme = self.get_theme(self.theme) if self.theme else None
-        return themes.variable_defaults(theme)
+        return themes.variable_defaults(self.get_theme(self.theme) if self.theme else None)
 
     def get_css_variables(self) -> dict[str, str]:
         variables = super().get_css_variables()

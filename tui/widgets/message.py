@@ -355,8 +355,7 @@ class AssistantMessage(MessageView):
     def _thought_name(self) -> str:
         words = self._count.words
         verb = "thinking" if self.live and not self.text else "thought"
-        count = number_of(words, "word", ",")
-        return " · ".join((verb, count, "Tab, then t unfolds it"))
+        return " · ".join((verb, number_of(words, "word", ","), "Tab, then t unfolds it"))
 
     def action_thought(self) -> None:
         """Fold or unfold the thought."""
@@ -365,8 +364,7 @@ class AssistantMessage(MessageView):
 
     async def _go_plain(self, piece: str) -> None:
         assert self._markdown is not None
-        so_far = self._markdown.source + piece
-        self._plain = PlainText(so_far)
+        self._plain = PlainText(self._markdown.source + piece)
         await self._markdown.remove()
         self._markdown = None
         note = "shown as plain text: too large for Markdown"

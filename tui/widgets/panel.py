@@ -258,8 +258,7 @@ class PanelTabs(Inked, Widget):
     def render(self) -> Content:
         chosen = self.screen.has_class("-figures")
         on, off = "bold reverse $primary", self.ink.muted
-        styles = (off, on) if chosen else (on, off)
-        tabs = zip(self.NAMES, styles, strict=True)
+        tabs = zip(self.NAMES, (off, on) if chosen else (on, off), strict=True)
         return Content.assemble(*tabs, "  ", ("/figures", "bold $primary"))
 
     def on_click(self, event: events.Click) -> None:

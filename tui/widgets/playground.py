@@ -232,8 +232,7 @@ class Playground(Inked, Vertical):
         chart.imaginary, chart.selected = self.imaginary, self.k
         chart.values = self.model.speedups()
         chart.refresh()
-        narrow = self.app.size.width < 100
-        words = self._brief() if narrow else self._in_theory()
+        words = self._brief() if self.app.size.width < 100 else self._in_theory()
         self.query_one("#verdict", Static).update(Content.assemble(*words))
 
     @property

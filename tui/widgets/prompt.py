@@ -138,8 +138,7 @@ class Prompt(TextArea):
 
     def _look(self) -> None:
         """Offer completions at the cursor, unless they were closed."""
-        at = self._cursor
-        found = complete(self.text, at) if self.selection.is_empty else None
+        found = complete(self.text, self._cursor) if self.selection.is_empty else None
         if found is None or found.start != self._closed_at:
             self._closed_at = None
         self.completions.show(None if self._closed_at is not None else found)
@@ -307,8 +306,7 @@ class Prompt(TextArea):
         event.prevent_default()
         # Terminals send returns; editors, and models, expect newlines.
         text = event.text.replace("\r\n", "\n").replace("\r", "\n")
-        result = self.replace(self._fold(text), *self.selection)
-        self.move_cursor(result.end_location)
+        self.move_cursor(self.replace(self._fold(text), *self.selection).end_location)
 
     def _fold(self, text: str) -> str:
         if len(text) <= FOLD_PASTE_CHARS and text.count("\n") < FOLD_PASTE_LINES:
@@ -343,8 +341,7 @@ class Prompt(TextArea):
             at = self._at + step
             if at < 0:
                 return False
-        shown = self._before_history if at >= len(entries) else entries[at]
-        self.put(shown)
+        self.put(self._before_history if at >= len(entries) else entries[at])
         self._at = at if at < len(entries) else None
         return True
 

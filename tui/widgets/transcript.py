@@ -35,8 +35,7 @@ class Note(Inked, Static):
         self.message, self.hint, self.error = message, hint, error
 
     def on_mount(self) -> None:
-        style = self.ink.bad if self.error else ""
-        parts = [(sanitize(self.message), style)]
+        parts = [(sanitize(self.message), self.ink.bad if self.error else "")]
         for hint in (self.hint or "").splitlines():
             parts.append((f"\n→ {sanitize(hint)}", self.ink.muted))
         self.update(Content.assemble(*parts))

@@ -107,8 +107,7 @@ def stage_bar(done: RoundDone, stage: int, ink: Ink, width: int) -> Content:
         label = f" {i + 1} {name}{took}{duration(ms)} "
         parts.append((label, "bold reverse $primary" if i == stage else ink.muted))
         parts.append((" ", ""))
-    used = sum(len(text) for text, _ in parts)
-    room = width - used
+    room = width - sum(len(text) for text, _ in parts)
     total = sum(times)
     if room >= 12 and total > 0:
         for i, ms in enumerate(times):

@@ -228,8 +228,7 @@ class Welcome(Inked, Static):
         ink, parts = self.ink, list[Piece]()
         if self.recorded is not None:
             played = f"Recorded: {self.recorded}. " if self.recorded else ""
-            words = DEMONSTRATION_BRIEFLY if short else played + DEMONSTRATION
-            parts.append((words, ""))
+            parts.append((DEMONSTRATION_BRIEFLY if short else played + DEMONSTRATION, ""))
         parts += [
             ("Ctrl+L ", "bold $primary"),
             (f"gets {'' if short else 'a real model: '}{first_real()}\n", ink.muted),
