@@ -173,6 +173,13 @@ def grouped(*names: str, group: str, **kwargs: Any) -> Callable[[Decorated], Dec
     return click.option(*names, cls=GroupedOption, group=group, **kwargs)
 
 
+def with_options(function: Decorated, *options: Callable[[Decorated], Decorated]) -> Decorated:
+    """Add options to a command; the last one stands first in its help."""
+    for option in options:
+        function = option(function)
+    return function
+
+
 def settings_options(
     *more: str, only: Sequence[str] | None = None
 ) -> Callable[[Decorated], Decorated]:
@@ -250,7 +257,8 @@ def _option(setting: Setting) -> Callable[[Decorated], Decorated]:
 
 def constraint_options(function: Decorated) -> Decorated:
     """Add flags that only make sense for one request: grammar, JSON schema, logit bias."""
-    for option in (
+    return with_options(
+        function,
         grouped("--json-schema", group="Constraints", metavar="JSON|@FILE", default=None,
                 help="Only JSON that fits this schema. A keyword it cannot enforce is refused."),
         grouped("--grammar-file", group="Constraints", type=click.Path(path_type=Path),
@@ -259,9 +267,7 @@ def constraint_options(function: Decorated) -> Decorated:
                 help="Only text that this GBNF grammar allows."),
         grouped("--logit-bias", group="Constraints", metavar="ID=X", multiple=True,
                 help="Add X to a token's score, e.g. 15=-inf; repeatable."),
-    ):  # fmt: skip
-        function = option(function)
-    return function
+    )  # fmt: skip
 
 
 def quiet_option(words: str) -> Callable[[Decorated], Decorated]:
@@ -308,13 +314,12 @@ def remote_options(function: Decorated) -> Decorated:
             raise UsageError("which server is meant is not said", "add --remote URL")
         return function(*args, server=server, **flags)
 
-    found: Any = command
-    for option in (
+    found = with_options(
+        command,
         *which_server,
         grouped("--remote", "--server", "remote", metavar="URL", group="Model",
                 help="Use a running server, ours or any other. No model is loaded here."),
-    ):  # fmt: skip
-        found = option(found)
+    )  # fmt: skip
     return cast(Decorated, found)
 
 

@@ -26,6 +26,7 @@ from specllama.cli.options import (
     settings_options,
     temperatures_option,
     which_server,
+    with_options,
 )
 from specllama.cli.progress import Bar
 from specllama.errors import UsageError
@@ -88,9 +89,7 @@ _OF_SERVER = ("against", "tokens", "at_once", "remote_kind", *_GIVEN)
 
 
 def _server_options(function: Decorated) -> Decorated:
-    for option in reversed(_SERVER):
-        function = option(function)
-    return function
+    return with_options(function, *reversed(_SERVER))
 
 
 USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "prompts", "count",
