@@ -341,9 +341,9 @@ def candidates(target: Path, target_ref: str, drafts: Sequence[str]) -> list[Dra
         models = others(library.scan(near=target))
         found = [DraftFinding(model.ref, model.path) for model in models]
         pair = refs.catalog_pair(target_ref)
-        repo = pair.draft.repo.casefold() if pair and pair.draft else ""
-        if pair and pair.draft and not any(f.ref.casefold().startswith(repo) for f in found):
-            found.append(DraftFinding(pair.draft.ref, None, f"specllama hub pull {pair.draft.ref}"))
+        named = pair.draft if pair else None
+        if named and not any(f.ref.casefold().startswith(named.repo.casefold()) for f in found):
+            found.append(DraftFinding(named.ref, None, f"specllama hub pull {named.ref}"))
     known.save()
     return found
 

@@ -166,7 +166,8 @@ def remember(target: Path, draft: Path | None) -> None:
     pairs = [pair, *(one for one in before if one != pair)][:MAX_OPENED]
     lines = [[str(path) if path is not None else None for path in one] for one in pairs]
     with contextlib.suppress(OSError, UnicodeEncodeError):  # a name that is no text is not kept
-        paths.replace_file(_opened_file(), json.dumps(lines, indent=1, ensure_ascii=False).encode())
+        text = json.dumps(lines, indent=1, ensure_ascii=False)
+        paths.replace_file(_opened_file(), text.encode())
 
 
 def _opened_file() -> Path:

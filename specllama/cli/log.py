@@ -167,10 +167,9 @@ def stats(runs: tuple[str, ...], every: bool, as_json: bool) -> None:
     records = [read_run(path) for path in (list_runs() if every else named)]
     rounds = [done for record in records for done in record.rounds]
     if not rounds and any(turn.finished for record in records for turn in record.turns):
-        name = records[0].run
         raise StoreError(
             "another engine wrote that, which tells of no rounds",
-            f"what it told: specllama log show {name}",
+            f"what it told: specllama log show {records[0].run}",
         )
     total, passes = SpecStats.of(rounds), passes_of(rounds)
     verdict = judge(passes)
@@ -323,8 +322,7 @@ def _tokens(done: RoundDone, room: int) -> str:
 def _visible(token: str) -> str:
     """Make the spaces and line breaks of a token visible."""
     marked = re.sub("^ +| +$", lambda ends: "␣" * len(ends[0]), token)
-    marked = marked.replace("\n", "⏎").replace("\t", "⇥")
-    return sanitize_line(marked)
+    return sanitize_line(marked.replace("\n", "⏎").replace("\t", "⇥"))
 
 
 def _speed(verdict: Payoff | None) -> str:

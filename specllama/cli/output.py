@@ -10,6 +10,7 @@ A reader that goes away (``| head``) raises BrokenPipeError, which ends the prog
 from __future__ import annotations
 
 import codecs
+import contextlib
 import io
 import os
 import sys
@@ -106,10 +107,8 @@ def json_line(value: Any) -> None:
 
 def discard() -> None:
     """Let the interpreter flush into nothing after a broken pipe, instead of failing again."""
-    try:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError, AttributeError):
-        pass
 
 
 _FENCE = "```"

@@ -77,8 +77,7 @@ def command(
     beside = list(read_heads(header, options.heads)[0].values())
     findings = judgement.order(judgement.examine(header, one, options, beside) for one in tried)
     fits = any(not finding.judged.why for finding in findings)
-    ways = survey(header, options.heads, draft=fits)
-    ways = _with_heads_here(ways, header, path, drafts)
+    ways = _with_heads_here(survey(header, options.heads, draft=fits), header, path, drafts)
     if as_json:
         output.json_line(
             {

@@ -169,8 +169,8 @@ def _show(result: Tuning) -> None:
 
     costs, advice = result.costs, result.advice
     better = [remedy_words(Remedy(**one)) for one in advice["remedies"]]
-    lines = [advice["words"], *better, ""]
-    lines.append(f"target, a pass of n rows ({costs.context} tokens of context)")
+    title = f"target, a pass of n rows ({costs.context} tokens of context)"
+    lines = [advice["words"], *better, "", title]
     top = max(costs.ratios.values())
     for n, ratio in costs.ratios.items():
         lines.append(f"{n:>5} {costs.target[n]:9.2f} ms {ratio:6.2f}×  {bar(ratio / top, 30)}")

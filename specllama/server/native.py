@@ -274,7 +274,8 @@ def _texts(service: Service) -> list[Row]:
         ids = await service.ask(request, model, "tokenize", body.content or "", *special)
         if not body.with_pieces:
             return Json({"tokens": ids})
-        told = zip(ids, await service.ask(request, model, "pieces", ids), strict=True)
+        pieces = await service.ask(request, model, "pieces", ids)
+        told = zip(ids, pieces, strict=True)
         return await service.aside(
             request, lambda: Json({"tokens": [{"id": id, "piece": _piece(p)} for id, p in told]})
         )

@@ -98,18 +98,14 @@ def _parse(body: _Asked, prompt: Prompt, base: GenerateParams, tools: ToolUse | 
     options.specllama = body.specllama
     options.prediction = body.prediction or options.prediction
     limit = options.num_predict
-    schema = None
-    if body.format == "json":
-        schema = schema_text({"type": "object"})
-    elif body.format:
-        schema = schema_text(body.format)
+    form = {"type": "object"} if body.format == "json" else body.format
     think = {True: "on", False: "off"}.get(body.think, body.think)  # type: ignore[arg-type]
     more = most_chances("top_logprobs", body.top_logprobs or 0) if body.logprobs else None
     params = params_of(
         options,
         base,
         _NAMES,
-        json_schema=schema,
+        json_schema=schema_text(form) if form else None,
         think=think_of(think),
         chances=more,
         max_tokens=-1 if limit is not None and limit <= 0 else limit,

@@ -19,6 +19,7 @@ import platform
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -148,10 +149,8 @@ def _model(info: ModelInfo) -> dict[str, Any]:
         from specllama.models.receipts import read_receipt, sha256_of
 
         if info.file_bytes <= HASH_BYTES or read_receipt(path) is not None:
-            try:
+            with suppress(SpecllamaError):  # the log must not stop a run whose model was loaded
                 known = sha256_of(path)
-            except SpecllamaError:
-                known = None  # the log must not stop a run whose model was loaded
     return {**info.to_dict(), "sha256": known}
 
 

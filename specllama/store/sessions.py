@@ -282,9 +282,8 @@ class SessionStore(Closes):
     def purge(self, older_than_s: float = KEEP_DELETED_S) -> None:
         """Delete for good the sessions that were deleted longer ago than this."""
         before = time.time() - older_than_s
-        if not self._rows("SELECT 1 FROM sessions WHERE deleted_s < ? LIMIT 1", (before,)):
-            return
-        self._write(("DELETE FROM sessions WHERE deleted_s < ?", before))
+        if self._rows("SELECT 1 FROM sessions WHERE deleted_s < ? LIMIT 1", (before,)):
+            self._write(("DELETE FROM sessions WHERE deleted_s < ?", before))
 
     def summaries(self, *, query: str = "", limit: int = 100) -> list[SessionSummary]:
         """List sessions with at least one message, newest first. Messages are counted on the chosen

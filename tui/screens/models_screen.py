@@ -366,9 +366,8 @@ class ModelsScreen(Page):
             else:
                 found = choices.hit_rows(client.search(text))
         except SpecllamaError as error:
-            words = advice.said(error, "\n")
             row = ChoiceRow(text, error.message, does, fits=False, reason="Enter asks again")
-            found = [replace(row, detail=words)]
+            found = [replace(row, detail=advice.said(error, "\n"))]
         note = "" if found else f'nothing on the hub for "{text}"'
         first = found[0].ref if found else None
         self._on_screen(partial(column.show, found=found, asked=text, note=note, highlight=first))

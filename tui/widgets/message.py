@@ -163,8 +163,7 @@ class UserMessage(MessageView):
             lines = text.count("\n") + (not text.endswith("\n"))
             said.append((f"\n{glyphs.accepted} ", self.ink.accent))
             said.append((sanitize_line(name), "bold"))
-            words = f"  {attach.size(text)}, {number_of(lines, 'line', ',')}"
-            said.append((words, muted))
+            said.append((f"  {attach.size(text)}, {number_of(lines, 'line', ',')}", muted))
         return Content.assemble(*said)
 
 
@@ -268,10 +267,9 @@ class AssistantMessage(MessageView):
         done = self.record.finished
         if done is None:
             return []
-        empty = (
-            [] if self.text or self.reasoning else [("(the model ended at once)", self.ink.muted)]
-        )
-        return empty + footer(self, done)
+        if self.text or self.reasoning:
+            return footer(self, done)
+        return [("(the model ended at once)", self.ink.muted), *footer(self, done)]
 
     # ------------------------------------------------------------------ streaming
 

@@ -224,12 +224,8 @@ def _target_lines(done: RoundDone, glyphs: Glyphs, ink: Ink, verify: str) -> lis
     }[done.target_kind]
     if is_special(done.target_text):
         kind = "the reply ends here: a stop token is no part of the text"
-    line = Content.assemble(
-        (f"  {glyphs.target} ", ink.target),
-        (token_text(done.target_text), ink.target),
-        (f"  {kind}", ink.muted),
-    )
-    return [line]
+    token = f"  {glyphs.target} {token_text(done.target_text)}"
+    return [Content.assemble((token, ink.target), (f"  {kind}", ink.muted))]
 
 
 def caption(done: RoundDone, stage: int, glyphs: Glyphs) -> str:
