@@ -42,7 +42,7 @@ class Pace:
             self.token_s = _drifted(self.token_s, seconds / tokens)
 
     def copied(self, runs: int, seconds: float) -> None:
-        """Record the copying of a text whose cells lie in so many stretches."""
+        """Record how long the copying of a text took, whose cells lie in ``runs`` stretches."""
         self.run_s = _drifted(self.run_s or None, seconds / runs)
 
     def keeps(self, tokens: int, runs: int) -> bool:

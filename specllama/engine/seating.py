@@ -337,19 +337,12 @@ class Seats:
             return
         slot.held = replace(slot.held, unkept=False)
         with suppress(EngineError):  # the library does not give it away
-            self.shelf.put(self._outside(slot, move=False))
+            self.shelf.put(_outside(slot, self.pace, move=False))
 
     def _keeps(self, slot: Slot) -> bool:
-        """True if a lane's text is worth a copy: on a CPU that takes no time beside reading."""
+        """True if a lane's text is worth a copy; on a CPU, reading it takes far longer."""
         n, on_cpu = len(slot.target.tokens), self._pool.kernels.on_cpu
         return n >= _WORTH and (on_cpu or self.pace.keeps(n, slot.target.runs))
-
-    def _outside(self, slot: Slot, *, move: bool) -> ParkedText:
-        """Copy a slot's content as ``Slot.outside`` does; the time counts in ``pace``."""
-        runs, begin = slot.target.runs, perf_counter()
-        text = slot.outside(move=move)
-        self.pace.copied(runs, perf_counter() - begin)
-        return text
 
     def _drop(self, one: ParkedText) -> None:
         """Forget a parked text; one that must be kept goes to disk."""
@@ -421,7 +414,7 @@ class Seats:
         slot.drop_ahead()
         if self._most_bytes and self._keeps(slot):
             try:
-                self._keep(self._outside(slot, move=True))
+                self._keep(_outside(slot, self.pace, move=True))
                 keep = 0
             except EngineError:  # the library does not give it away
                 slot.target.rollback(keep)
@@ -484,6 +477,14 @@ def _last_part(kernels: Kernels, slot: Slot, keep: int, n: int) -> tuple[int, in
     holds of it: ``keep`` tokens or more."""
     last = n - kernels.apart
     return last, _way(kernels, last - slot.held.begin(keep))
+
+
+def _outside(slot: Slot, pace: Pace, *, move: bool) -> ParkedText:
+    """Copy a slot's content as ``Slot.outside`` does, and record the time."""
+    runs, begin = slot.target.runs, perf_counter()
+    text = slot.outside(move=move)
+    pace.copied(runs, perf_counter() - begin)
+    return text
 
 
 def _follow(
