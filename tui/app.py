@@ -235,7 +235,10 @@ class SpecllamaApp(PagedApp):
                 self.chat.engine_loading()
             case EngineReady():
                 self._loaded_options = self.options
-                self._remember_pair()
+                if self.loader.wanted is not None and not self.loader.server:
+                    self.prefs.last_target, draft = self.loader.wanted
+                    self.prefs.last_draft = draft or ""
+                    self.save_prefs()
                 while self.loader.warned:
                     words = self.loader.warned.pop()
                     self.notify(words, severity="warning", timeout=20, markup=False)
@@ -253,12 +256,6 @@ class SpecllamaApp(PagedApp):
         """Show that the engine died while idle: a reply that is cut off shows it itself."""
         if self.loader.ready and not self.chat.busy and self.loader.host.death is gone.error:
             await self._engine_told(EngineFailed(gone.error))
-
-    def _remember_pair(self) -> None:
-        if self.loader.wanted is not None and not self.loader.server:
-            target, draft = self.loader.wanted
-            self.prefs.last_target, self.prefs.last_draft = target, draft or ""
-            self.save_prefs()
 
     @property
     def methods(self) -> tuple[MethodInfo, ...]:

@@ -18,18 +18,16 @@ def timed(
     *,
     outputs: Outputs | None = None,
     text: Sequence[int] = (0,),
-    again: int = 3,
     done: Callable[[], object] = lambda: None,
 ) -> list[Turn]:
     """Return the milliseconds of passes after what the lanes hold: by turn, lane and rows.
 
-    The last of a few in a row counts: llama.cpp reuses a graph from the second pass of a shape on,
+    The last of three in a row counts: llama.cpp reuses a graph from the second pass of a shape on,
     and CUDA captures it in the second and replays it from the third on.
 
     Args:
         outputs: of passes; None: all rows of narrow ones, the last of those that read a text.
         text: tokens that passes repeat.
-        again: passes in a row.
         done: called after every size.
     """
     found = []
@@ -39,7 +37,7 @@ def timed(
             for lane, ms in zip(lanes, found[-1], strict=True):
                 rows = outputs or ("all" if n <= _NARROW else "last")
                 past, tokens = lane.n_past, [text[i % len(text)] for i in range(n)]
-                for _ in range(again):
+                for _ in range(3):
                     begin = perf_counter()
                     lane.forward(tokens, outputs=rows)
                     ms[n] = (perf_counter() - begin) * 1e3

@@ -43,6 +43,7 @@ from specllama.events import Finished
 from specllama.settings.params import GenerateParams, WindowKind
 from specllama.speculative.noise import exp_noise
 from specllama.text import spelled
+from specllama.text_history import common_prefix
 from specllama.told import Told
 
 _SHORT = 8  # tokens of a warm reply, at most
@@ -377,9 +378,7 @@ def _difference(
     a, b = plain.reply.token_ids, spec.reply.token_ids
     if a == b and plain.reply.text == spec.reply.text:
         return _of_logprobs(engine, plain, spec) if bitwise else None
-    at = next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )
+    at = common_prefix(a, b)
     if at >= min(len(a), len(b)):
         longer = a[at] if len(a) > at else b[at] if len(b) > at else -1
         return Difference(at, longer, -1, "", "", math.inf)  # one stopped early: never rounding

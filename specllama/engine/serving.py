@@ -209,11 +209,6 @@ class Turns(Generic[T]):
     def put(self, client: str, one: T) -> None:
         self._waiting.setdefault(client, deque()).append(one)
 
-    @property
-    def first(self) -> T:
-        """The next item of ``pop``."""
-        return next(iter(self))
-
     def pop(self) -> T:
         """Remove and return the first; its client then comes after the others."""
         client, queue = next(iter(self._waiting.items()))
@@ -342,9 +337,8 @@ class _Pump:
         while self._begin(wait=True):
             begin, crowd = time.monotonic(), len(self._running) > 1
             self._step()
-            if not crowd or self._engine.info.exact_rows:
-                continue
-            self._crowd_s += time.monotonic() - begin
+            if crowd and not self._engine.info.exact_rows:
+                self._crowd_s += time.monotonic() - begin
             if REST_S < self._crowd_s < math.inf:
                 self._crowd_s = math.inf
                 self._measure()

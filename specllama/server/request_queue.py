@@ -322,7 +322,7 @@ class RequestQueue:
             if not self.host.ready:
                 self._starting = asyncio.get_running_loop().create_task(self._restart())
                 return
-            if not self._may_join(self._waiting.first):
+            if not self._may_join(next(iter(self._waiting))):
                 return  # nor may any other that came later: its turn has to come
             queued = self._waiting.pop()
             self._called(queued)

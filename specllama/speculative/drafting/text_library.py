@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from specllama.arrays import IntArray
+from specllama.text_history import common_prefix
 
 BREAK = -1  # stands between texts; never proposed
 _DEEP = 64  # tokens before a place that it is sorted by: a longer match says nothing more
@@ -45,7 +46,7 @@ class Library:
         wanted = array("i", end[: -_DEEP - 1 : -1])
         at = bisect_left(order, wanted, key=lambda place: back[place : place + _DEEP])
         beside = order[max(at - 1, 0) : at + 1]
-        length = max((self._agree(place, wanted) for place in beside), default=0)
+        length = max((common_prefix(back[p : p + len(wanted)], wanted) for p in beside), default=0)
         if not length:
             return [], 0
         part = wanted[:length]
@@ -56,12 +57,6 @@ class Library:
         low, high = bisect_left(order, part, key=head), bisect_right(order, part, key=head)
         last, high = len(self.text) - 1, min(high, low + _LOOKED)
         return sorted([last - place for place in order[low:high]])[-most:], length
-
-    def _agree(self, place: int, wanted: array[int]) -> int:
-        there = self._back[place : place + len(wanted)]
-        return next(
-            (i for i, (a, b) in enumerate(zip(there, wanted, strict=False)) if a != b), len(there)
-        )
 
 
 def _sorted(back: IntArray) -> array[int]:

@@ -18,7 +18,7 @@ from specllama.events import NO_GUESS, RoundDone
 from specllama.speculative.budget import Bid, growth
 from specllama.speculative.effects import Offer
 from specllama.speculative.policy.constants import AHEAD, BEHIND, EPSILON, MEAN, MEMORY, RECENT
-from specllama.speculative.policy.costs import Costs
+from specllama.speculative.policy.costs import Costs, CostTable
 from specllama.speculative.policy.learned import (
     Acceptance,
     Learned,
@@ -56,13 +56,22 @@ class Text:
         self.others = others
 
 
+def affordable(text: Text, target: CostTable, most: int, covers: float) -> int:
+    """Return how many guesses, ``most`` at most, risk no more than ``covers`` plain steps of all
+    whose pass it is."""
+    all_, depth = 1 + text.others, text.depth
+    one = target.ms(all_, depth)
+    may = one + covers * one / all_
+    return next((n for n in range(most, 0, -1) if target.most(n + all_, depth) <= may), 0)
+
+
 class Weighing(DraftJudge):
     """The answers of one round; born when it opens, and gone when it is over. Times in
     milliseconds.
 
     Args:
         booking: who drafts.
-        most: guesses at most.
+        most: guesses at most. longest: of these, see ``affordable``.
         peek: decisions may look at drawn tokens.
         clock: seconds.
 
@@ -80,13 +89,14 @@ class Weighing(DraftJudge):
         ledger: Ledger,
         booking: Booking,
         most: int,
+        longest: int,
         *,
         peek: bool,
         clock: Callable[[], float],
     ) -> None:
         self._text, self._ledger, self._booking = text, ledger, booking
         self._target, self._draft = target, draft = costs.target, costs.steps(booking)
-        self._most, self._peek, self._clock = most, peek, clock
+        self._most, self.longest, self._peek, self._clock = most, longest, peek, clock
         assert target.level is not None
         draft.guess(target.level * costs.draft_share)
         all_ = 1 + text.others
@@ -115,7 +125,6 @@ class Weighing(DraftJudge):
         self._spent = self.due = 0.0  # by draft passes, and what was expected
         self._exploring = False
         self._why = ""
-        self.longest = next((n for n in range(most, 0, -1) if self._fits(n)), 0)
 
     def _passes(self, rows: int) -> list[float]:
         """Return the milliseconds of passes of 0, 1, ... rows."""

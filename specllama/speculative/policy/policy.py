@@ -14,13 +14,14 @@ from specllama.speculative.effects import Offer
 from specllama.speculative.policy.baseline import PlainSteps
 from specllama.speculative.policy.constants import BEHIND, OUTLIER
 from specllama.speculative.policy.costs import Costs
-from specllama.speculative.policy.draft_length import Text, Weighing
+from specllama.speculative.policy.draft_length import Text, Weighing, affordable
 from specllama.speculative.policy.learned import Learned
 from specllama.speculative.policy.ledger import Ledger
 from specllama.speculative.types import Booking
 from specllama.speculative.window import Plan, Window
 
 MEASURING = "measuring a plain step"
+POOR = "looking for drafts costs more than it saves"
 
 
 class Policy(Window):
@@ -66,6 +67,7 @@ class Policy(Window):
         self._weigh = partial(Weighing, self._text, costs, ledger, peek=peek, clock=clock)
         self._booking = Booking()
         self._weighing: Weighing | None = None  # of the round that is under way
+        self._refused = (0.0, 0)  # the cost of looking, and the others, when it promised too little
 
     def drafts_with(self, booking: Booking) -> None:
         self._booking = booking
@@ -87,14 +89,18 @@ class Policy(Window):
         due = not text.others and self._plain_steps.is_due(settled=target.settled)
         if due or not target.known(1):
             return Plan(0, MEASURING)
-        weighing = self._weigh(self._booking, most)
-        if not weighing.longest:
+        now = -text.learned.gained(self._booking.method).value, text.others
+        poor = now[0] > self._ledger.balance(payer)
+        if poor and now == self._refused:  # nothing was looked at since, and more is unread
+            return Plan(0, POOR)
+        if not (longest := affordable(text, target, most, self._ledger.covers(payer))):
             return Plan(0, "drafting is over its budget; plain decoding until it recovers")
-        looking = -text.learned.gained(self._booking.method).value
-        if looking > self._ledger.balance(payer) and weighing.model_gain() < looking * weighing.one:
-            return Plan(0, "looking for drafts costs more than it saves")
+        weighing = self._weigh(self._booking, most, longest)
+        if poor and weighing.model_gain() < now[0] * weighing.one:
+            self._refused = now
+            return Plan(0, POOR)
         self._weighing = weighing
-        return Plan(weighing.longest, "", weighing)
+        return Plan(longest, "", weighing)
 
     def bid(self, offer: Offer) -> Bid:
         assert self._weighing is not None

@@ -250,7 +250,7 @@ def test_what_is_first_is_what_is_taken() -> None:
     assert sorted(turns) == [1, 2, 3, 4]
     taken = []
     while turns:
-        first = turns.first
+        first = next(iter(turns))
         taken.append(turns.pop())
         assert taken[-1] == first
     assert taken == [1, 3, 2, 4]
