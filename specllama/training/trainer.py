@@ -175,7 +175,8 @@ class Trainer:
         for group in (*self._muon.param_groups, *self._adam.param_groups):
             group["lr"] = group["base"] * factor
         given = self.target.lesson(texts).to(self.device)
-        unrolled = self._start is not None or self.figures.tokens >= plan.short
+        # the first one as well: it shows how much memory the others will take
+        unrolled = self._start is not None or not step or self.figures.tokens >= plan.short
         steps = plan.steps if unrolled else 1
         dice = torch.rand(len(given.judged), generator=self._dice).to(self.device)
         loss, first = self.losses(given, windows(given.judged, plan.window, dice), steps)
