@@ -3,11 +3,13 @@
 Weights are random: nothing here depends on what a head has learnt.
 """
 
+import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import llama_cpp as ll
 import numpy as np
 import pytest
 from eagle_files import NumpyHead, write_eagle3
@@ -17,10 +19,12 @@ from requests_made import asked, finish
 
 from specllama.arrays import HiddenNeed, Rows
 from specllama.backend import capture
+from specllama.backend.heads import head_pool
 from specllama.backend.heads.head_pool import HeadLane, HeadPool
 from specllama.backend.heads.llama_heads import eagle_pool
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
+from specllama.backend.threads import ThreadChoice
 from specllama.engine.engine import Engine
 from specllama.errors import BadGguf, CannotLoad, PairIncompatible
 from specllama.events import Finished, RoundDone, Started
@@ -53,6 +57,29 @@ def fused(head: HeadLane, target: CellLane, text: list[int]) -> Rows:
     features = target.hidden.rows(0, len(text))
     assert features is not None
     return encode(head, features)
+
+
+def test_its_threads_are_those_that_are_faster_now(
+    target: CellLane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = open_head(write_eagle3(tmp_path / "head.gguf"), target)
+    head._choice = ThreadChoice(2)
+    clock, used = itertools.count(), list[int]()
+
+    def seconds() -> float:
+        """A neighbor holds one of two cores: both together take four times as long."""
+        threads = int(ll.llama_n_threads(head.handle))
+        used.append(threads)
+        return next(clock) * (1.0, 4.0)[threads - 1]
+
+    monkeypatch.setattr(head_pool, "perf_counter", seconds)
+    lane, text = head.open(), texts(1, 40)
+    target.forward(text, outputs="none")
+    left = fused(lane, target, text)
+    for i in range(39):
+        feed(lane, text[i + 1 : i + 2], left[i : i + 1])
+    assert used[0] == 2
+    assert set(used[-20:]) == {1}
 
 
 # -- the same numbers ---------------------------------------------------------------------------
