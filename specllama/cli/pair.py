@@ -91,7 +91,7 @@ def command(
     elif len(findings) == 1:
         _show_one(header, findings[0], options)
     else:
-        _show_table(header, target, findings)
+        _show_table(header, target, findings, beside)
     if not as_json:
         _show_ways(ways)
         _show_trained(header, target, beside)
@@ -130,7 +130,9 @@ def _with_heads_here(
     )
 
 
-def _show_table(header: GgufHeader, target: str, findings: list[DraftFinding]) -> None:
+def _show_table(
+    header: GgufHeader, target: str, findings: list[DraftFinding], heads: list[GgufHeader]
+) -> None:
     note(
         f"target {target}: {header.architecture}, {count(header.n_params)} parameters,"
         f" {header.quantization}, {header.vocab_size:,} tokens ({header.tokenizer_model})"
@@ -150,7 +152,7 @@ def _show_table(header: GgufHeader, target: str, findings: list[DraftFinding]) -
     ]
     show_table(findings, columns)
     note("same: ids with the same text · needs: the share of guesses to be kept for any gain")
-    _show_next(target, findings)
+    _show_next(target, findings, heads)
 
 
 def _show_ways(ways: tuple[MethodInfo, ...]) -> None:
@@ -178,13 +180,15 @@ def _show_trained(header: GgufHeader, target: str, heads: list[GgufHeader]) -> N
             note(card.pays)
 
 
-def _show_next(target: str, findings: list[DraftFinding]) -> None:
+def _show_next(target: str, findings: list[DraftFinding], heads: list[GgufHeader]) -> None:
     best = next((finding for finding in findings if finding.judged.useful), None)
     pullable = next((finding for finding in findings if finding.path is None), None)
     if best is not None:
         note(f"next: specllama chat -m {target} -d {best.typed}")
     elif pullable is not None:
         note(f"next: {pullable.note}")
+    elif heads:
+        note(f"next: specllama chat -m {target}, which drafts with its head")
     else:
         note("none fits; speculation works without a draft model, too: --proposer ngram")
 

@@ -68,6 +68,15 @@ def test_a_folder_of_drafts(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert f"-d {folder}/fits.gguf" in captured.err
 
 
+def test_where_no_draft_fits_a_head_may(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "fits.gguf").unlink()
+    target = folder.parent / "alone.gguf"
+    shutil.copy(bundled("tiny-target"), target)
+    for named, words in (("tiny-target", "drafts with its head"), (str(target), "none fits")):
+        assert invoke(["pair", named, str(folder)]) == 4
+        assert words in capsys.readouterr().err
+
+
 def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["pair", "tiny", str(folder), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
