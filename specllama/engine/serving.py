@@ -390,6 +390,7 @@ class _Pump:
             until = 2 * time.monotonic() - since
             while self._running or not self._link.ready.empty():
                 if not self._begin(wait=False):
+                    self._link.begins(None)  # for ``run``, which would wait for it
                     raise Cancelled("the engine closes")
                 if len(self._running) > 1 and time.monotonic() > until:
                     break

@@ -259,6 +259,17 @@ def test_it_is_not_tried_twice_and_ends_with_the_engine(
     assert 0 < engine.passes.count(0) < 12, "the engine closed meanwhile"
 
 
+def test_it_closes_while_nothing_runs(
+    crowd: tuple[Crowd, serving.Link, Callable[[], None]],
+) -> None:
+    engine, link, run = crowd
+    ready(link, 22, 24)
+    engine.on_pass[34] = lambda: closes(link)
+    run()
+    assert engine.passes[28:34] == [0] * 6, "both had ended"
+    assert engine.passes.count(0) < 20
+
+
 def test_it_can_be_skipped() -> None:
     heard = Heard()
     with EngineHost(NewModel(3600.0), on_event=heard) as host:
