@@ -199,6 +199,8 @@ def _open(head: GgufHeader, target: LoadedModel) -> object:
 def _open_checked(kind: str, head: GgufHeader, target: LoadedModel, facts: object) -> object:
     pool = function(find(kind).open)(head, target, facts)
     target.on_close.callback(pool.close)
+    if target.options.threads is None and hasattr(pool, "choose_threads"):
+        pool.choose_threads()
     return pool
 
 

@@ -152,9 +152,13 @@ class HeadPool:
         self.n_batch = int(ll.llama_n_batch(self.handle))
         self.max_rows = min(rows or self.n_batch, self.n_batch)
         self._threads = int(params.n_threads)
-        self._choice = ThreadChoice(self._threads)
+        self._choice: ThreadChoice | None = None
         self._batch = StateBatch(self.n_batch, graph.reads, max(leaves, 1))
         self._features = StateBatch(self.n_batch if graph.features else 1, graph.features)
+
+    def choose_threads(self) -> None:
+        """Let later passes use fewer threads where that is faster."""
+        self._choice = ThreadChoice(self._threads)
 
     @property
     def free_leaves(self) -> int:
@@ -307,14 +311,14 @@ class HeadPool:
         part = slices[0][0].part
         self.stop.check()
         batch = self._batch.ready(tokens=len(part.tokens) > 0, states=part.states is not None)
-        n, threads = self._batch.n, self._choice.choose(self._batch.n)
-        if threads != self._threads:
+        n, choice, begin = self._batch.n, self._choice, perf_counter()
+        if choice is not None and (threads := choice.choose(n)) != self._threads:
             ll.llama_set_n_threads(self.handle, threads, threads)
             self._threads = threads
-        begin = perf_counter()
         if status := ll.llama_decode(self.handle, batch):
             raise decode_error(status, self.n_ctx)
-        self._choice.took(n, perf_counter() - begin)
+        if choice is not None:
+            choice.took(n, perf_counter() - begin)
 
     # -- sequences --
 

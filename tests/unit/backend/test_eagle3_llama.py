@@ -24,7 +24,6 @@ from specllama.backend.heads.head_pool import HeadLane, HeadPool
 from specllama.backend.heads.llama_heads import eagle_pool
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
-from specllama.backend.threads import ThreadChoice
 from specllama.engine.engine import Engine
 from specllama.errors import BadGguf, CannotLoad, PairIncompatible
 from specllama.events import Finished, RoundDone, Started
@@ -63,7 +62,9 @@ def test_its_threads_are_those_that_are_faster_now(
     target: CellLane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head = open_head(write_eagle3(tmp_path / "head.gguf"), target)
-    head._choice = ThreadChoice(2)
+    head._threads = 2
+    ll.llama_set_n_threads(head.handle, 2, 2)
+    head.choose_threads()
     clock, used = itertools.count(), list[int]()
 
     def seconds() -> float:
