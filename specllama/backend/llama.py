@@ -42,6 +42,13 @@ class _Override(ctypes.Structure):
     _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
 
 
+def _handle(device: str) -> int:
+    handle = handles().get(device)
+    if handle is None:
+        raise UsageError(f"there is no device {device!r}", "specllama doctor names them")
+    return handle
+
+
 def buffer_type(device: str) -> int:
     """Return the buffer type for tensors on a device; "CPU" is RAM.
 
@@ -50,10 +57,8 @@ def buffer_type(device: str) -> int:
     """
     if device == CPU:  # this very one lets llama.cpp rearrange weights for the processor
         return int(ggml("ggml_backend_cpu_buffer_type", ctypes.c_void_p)())
-    handle = handles().get(device)
-    if handle is None:
-        raise UsageError(f"there is no device {device!r}", "specllama doctor names them")
-    return int(ggml("ggml_backend_dev_buffer_type", ctypes.c_void_p, ctypes.c_void_p)(handle))
+    buffer_of = ggml("ggml_backend_dev_buffer_type", ctypes.c_void_p, ctypes.c_void_p)
+    return int(buffer_of(_handle(device)))
 
 
 def place_layers(params: Any, place: Placement | None, devices: Sequence[str] | None) -> list[Any]:
@@ -77,11 +82,7 @@ def place_layers(params: Any, place: Placement | None, devices: Sequence[str] | 
         params.tensor_split = shares
         alive.append(shares)
     if devices is not None:
-        known = handles()
-        for name in devices:
-            if name not in known:
-                raise UsageError(f"there is no device {name!r}", "specllama doctor names them")
-        listed = (ctypes.c_void_p * (len(devices) + 1))(*(known[name] for name in devices), None)
+        listed = (ctypes.c_void_p * (len(devices) + 1))(*map(_handle, devices), None)
         params.devices = ctypes.cast(listed, ctypes.c_void_p).value
         alive.append(listed)
     if patterns:

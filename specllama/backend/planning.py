@@ -84,7 +84,6 @@ class _Placed:
     """One model's sizes and options, for placing it."""
 
     role: str
-    header: GgufHeader
     options: PlaceOptions
     asked: str  # layers: "auto", "all" or a count
     sizes: list[int]  # with KV, the output layer last
@@ -160,7 +159,6 @@ def plan_offload(
         on = own if role == "target" else drafts_own
         return _Placed(
             role=role,
-            header=header,
             options=place,
             asked=asked,
             sizes=sizes(header, place.moves),

@@ -204,9 +204,6 @@ class _Running:
         if self.passing is not None and self.passing.length > keep:
             self.passing = None
 
-    def passed(self, depth: int, *, reading: bool, guesses: bool) -> None:
-        self.depth, self.goes_on, self.guesses = depth, reading, guesses
-
 
 class RunningPool(ForgettingPool):
     """The pool of a model with a running state."""
@@ -373,12 +370,10 @@ class RunningPool(ForgettingPool):
             self._passed(piece.lane, len(piece.tokens), reading=piece.outputs == "none")
 
     def _passed(self, lane: CellLane, n: int, *, reading: bool) -> None:
-        whole = self.cache.batch.n <= self.cache.undivided
-        self._of[lane.sequence].passed(
-            min(self.cache.planes, n - 1) if whole else 0,
-            reading=reading,
-            guesses=n > 1 and not self.shape.judged,
-        )
+        whole, mine = self.cache.batch.n <= self.cache.undivided, self._of[lane.sequence]
+        mine.depth = min(self.cache.planes, n - 1) if whole else 0
+        mine.goes_on = reading
+        mine.guesses = n > 1 and not self.shape.judged
 
     def _keep_passing(self, lane: CellLane) -> None:
         """Save a checkpoint of tokens that may not stay; it replaces the last such one."""
