@@ -23,6 +23,7 @@ from specllama.interface import EngineLike, Message, Prompt
 from specllama.rates import speed
 from specllama.settings.params import GenerateParams
 from specllama.store.rounds import Logged
+from specllama.text_history import common_prefix
 from specllama.told import Told
 from specllama.verdict import passes_of
 
@@ -106,9 +107,7 @@ class Run(Told):
     def same(self, plain: Run) -> tuple[int, int]:
         """Count the first tokens that equal plain decoding, and those of the longer run."""
         mine, theirs = self.tokens, plain.tokens
-        pairs, length = zip(mine, theirs, strict=False), min(len(mine), len(theirs))
-        equal = next((i for i, (a, b) in enumerate(pairs) if a != b), length)
-        return equal, max(len(mine), len(theirs))
+        return common_prefix(mine, theirs), max(len(mine), len(theirs))
 
 
 @dataclass(slots=True)

@@ -74,13 +74,9 @@ def spells(answer: Heard) -> bool:
 def copied_after(tokens: Sequence[int]) -> int:
     """Return the guess of a copy of the text: the token after the newest earlier place that ends
     like this one; -1 for none."""
-    if len(tokens) <= _COPY:
-        return -1
     end = list(tokens[-_COPY:])
-    for at in range(len(tokens) - 1, _COPY - 1, -1):
-        if list(tokens[at - _COPY : at]) == end:
-            return tokens[at]
-    return -1
+    places = range(len(tokens) - 1, _COPY - 1, -1)
+    return next((tokens[at] for at in places if list(tokens[at - _COPY : at]) == end), -1)
 
 
 def own_answer(engine: Engine, prompt: BenchPrompt, params: GenerateParams) -> Heard:
@@ -163,15 +159,10 @@ class OwnLaw:
         self, prompt: BenchPrompt, params: GenerateParams, shared: str, plain: str, other: str
     ) -> float | None:
         """Return the lead of one continuation's first token over the other's, in logits."""
-        vocab = self._engine.vocab
         ids = list(self._engine.encode(prompt.content)[0])
         if self._ends and not (plain and other):
             return self._lead_of_end(ids, shared, plain or other)
-        texts = [
-            vocab.tokenize(shared + rest, add_special=False, parse_special=False, after_text=True)
-            for rest in (plain, other)
-        ]
-        a, b = (text + self._ends[:1] for text in texts)
+        a, b = (self._split(shared + rest) + self._ends[:1] for rest in (plain, other))
         at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
         if at is None or len(ids) + at >= self._engine.target.n_ctx:
             return None
@@ -182,8 +173,7 @@ class OwnLaw:
         """Return the lead between the end of a reply and the likeliest token that ``rest`` may
         begin with. One reply ended here, so a token begins here in the other, however the whole
         would be split."""
-        vocab = self._engine.vocab
-        ids = vocab.tokenize(shared, add_special=False, parse_special=False, after_text=True)
+        vocab, ids = self._engine.vocab, self._split(shared)
         if len(prompt) + len(ids) >= self._engine.target.n_ctx:
             return None
         row = _rows(self._engine, prompt, [*ids, self._ends[0]])[-1]
@@ -192,7 +182,6 @@ class OwnLaw:
         return abs(float(row[self._ends].max() - row[begin].max())) if begin else None
 
     def _tokens(self, answer: Heard) -> tuple[list[int], ReadAs, str]:
-        vocab = self._engine.vocab
         if answer.logprobs:
             ids = self._listed(answer.logprobs)
             if ids and ids[-1] in self._ends:
@@ -201,10 +190,14 @@ class OwnLaw:
                 return ids, "tokens", ""
         if answer.reasoning:
             return [], "text", "it thought, and the marks around a thought are not in its text"
-        ids = vocab.tokenize(answer.text, add_special=False, parse_special=False, after_text=True)
+        ids = self._split(answer.text)
         if not self._spells(ids, answer.text):
             return [], "text", "its text cannot be split into tokens of this file"
         return ids, "text", ""
+
+    def _split(self, text: str) -> list[int]:
+        split = self._engine.vocab.tokenize
+        return split(text, add_special=False, parse_special=False, after_text=True)
 
     def _spells(self, ids: Sequence[int], text: str) -> bool:
         return b"".join(map(self._engine.vocab.piece, ids)).decode("utf-8", "replace") == text
