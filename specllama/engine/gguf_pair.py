@@ -319,9 +319,8 @@ def _offload(
         if header is not None:
             planning.checked_moves(one, header, chosen)
     moved = options.place.overrides
-    if options.gpu_layers == "0" and options.draft_gpu_layers in ("0", "auto") and not moved:
-        return None
-    if not gpus and not moved:
+    none_asked = options.gpu_layers == "0" and options.draft_gpu_layers in ("0", "auto")
+    if not moved and (none_asked or not gpus):
         return None
     return planning.plan_offload(
         pair.target, pair.draft, found, options, n_ctx=n_ctx, lanes=pair.lanes

@@ -306,9 +306,8 @@ class Windows:
     def use(self, profile: Profile) -> None:
         """Learn into ``profile`` from now on."""
         self.profile = profile
-        self._others: list[Weighed] | None = (
-            None  # kept profiles, as they were when first asked for
-        )
+        # kept profiles, as they were when first asked for
+        self._others: list[Weighed] | None = None
         info = self.info
         if info.draft is not None and info.target.file_bytes:
             profile.costs.draft_share = min(

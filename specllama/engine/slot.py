@@ -157,15 +157,15 @@ class Slot:
         if self.held.scope != scope:
             self.held = replace(self.held, scope=scope)
             self.history.clear()
-            for lane in self.beside:
-                lane.rollback(0)
-            for one in self.drafters.values():
-                one.forget()
+            self._forget_drafts()
 
     def reset(self) -> None:
         """Forget every text, so that the next prompt is read afresh."""
         self.target.rollback(0)
         self.held = HeldText()
+        self._forget_drafts()
+
+    def _forget_drafts(self) -> None:
         for lane in self.beside:
             lane.rollback(0)
         for drafter in self.drafters.values():

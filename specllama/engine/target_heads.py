@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -140,11 +141,9 @@ def fitting(target: GgufHeader, models: Iterable[LocalModel]) -> dict[str, str]:
         kind = HEADS.get(known.get(model.path).sidecar)
         if kind is None or kind.method in found:
             continue
-        try:
+        with suppress(SpecllamaError):  # of another target, or damaged
             _check(read_header(model.path), target)
-        except SpecllamaError:  # of another target, or damaged
-            continue
-        found[kind.method] = model.ref
+            found[kind.method] = model.ref
     known.save()
     return found
 

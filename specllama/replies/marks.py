@@ -77,9 +77,7 @@ class Marks:
         if self.header:
             return None
         opened, closed = tail.rfind(self.open), tail.rfind(self.close)
-        if opened < 0 and closed < 0:
-            return None
-        return opened > closed
+        return None if opened < 0 and closed < 0 else opened > closed
 
 
 USUAL = Marks(known=False)

@@ -330,7 +330,5 @@ def _blank(text: str) -> int:
 
 def _beginning(text: str, mark: str) -> int:
     """Return the length of the longest end of a text that is the beginning of a mark."""
-    for n in range(min(len(mark) - 1, len(text)), 0, -1):
-        if mark.startswith(text[-n:]):
-            return n
-    return 0
+    lengths = range(min(len(mark) - 1, len(text)), 0, -1)
+    return next((n for n in lengths if mark.startswith(text[-n:])), 0)

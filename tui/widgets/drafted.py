@@ -153,8 +153,7 @@ def _round_parts(done: RoundDone, before: RoundDone | None, widget: Inked) -> li
     styles = {"accepted": style, "rejected": ink.rejected, "target": ink.target}
     if before is None or before.source != done.source:
         parts.append((glyphs.source(done.source), style))
-    for kind, run in glyph_run(done, glyphs):
-        parts.append((run, styles.get(kind, ink.muted)))
+    parts += [(run, styles.get(kind, ink.muted)) for kind, run in glyph_run(done, glyphs)]
     return parts
 
 

@@ -360,9 +360,7 @@ def _without(law: Law, tokens: Sequence[int]) -> Law | None:
         return law
     keep = ~np.isin(law.ids, np.array(tokens, np.int32))
     mass = float(law.probs[keep].sum())
-    if mass <= 0.0:
-        return None
-    return Law(law.ids[keep], law.probs[keep] / mass)
+    return Law(law.ids[keep], law.probs[keep] / mass) if mass > 0.0 else None
 
 
 OTHER_WORDS = "the draft model has another tokenizer, so it gives no probabilities to branch on"

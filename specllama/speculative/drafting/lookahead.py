@@ -138,11 +138,9 @@ class LookaheadDrafter(Drafter):
 
         ``read_rows`` raised every level by one, which is one place; the rest is columns.
         """
-        if not self._columns:
-            return
         moved = len(verdict.path)
-        for level in self._levels:
-            if moved:
+        if self._columns and moved:
+            for level in self._levels:
                 # new columns start from what was written last
                 level[:] = [*level[moved:], *_repeat(tokens, moved)][: len(level)]
 

@@ -47,9 +47,7 @@ class NgramDrafter(Copier):
             return []
         copied = self._reader.text[at : at + most]
         is_eog = self.request.is_eog
-        stop = next((i for i, t in enumerate(copied) if is_eog(t)), None)
-        if stop is not None:
-            copied = copied[: stop + 1]
+        copied = copied[: next((n for n, t in enumerate(copied, 1) if is_eog(t)), None)]
         shares = self._reader.habits.likely(copied)
         return [Guess(self.name, tuple(copied), agreement, shares)]
 
