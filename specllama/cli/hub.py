@@ -282,10 +282,8 @@ def _find(ref: str) -> LocalModel:
     from specllama.models.refs import resolve
 
     path = resolve(ref).resolve()
-    for model in library.scan():
-        if model.path.resolve() == path:
-            return model
-    return library.single(path)
+    found = (model for model in library.scan() if model.path.resolve() == path)
+    return next(found, None) or library.single(path)
 
 
 @command.command("rm")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,12 +132,10 @@ class MetricsPage:
         self._samples: dict[str, list[tuple[dict[str, str], float]]] = {}
         for line in page.splitlines():
             found = _SAMPLE.match(line) if line.startswith(prefix) else None
-            try:
+            with suppress(ValueError):
                 if found is not None:
                     labels = dict(_LABEL.findall(found[2] or ""))
                     self._samples.setdefault(found[1], []).append((labels, float(found[3])))
-            except ValueError:
-                continue
 
     def __bool__(self) -> bool:
         return bool(self._samples)

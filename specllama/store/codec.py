@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -133,9 +134,7 @@ def keep_valid(base: Any, data: Any, skip: str = "") -> Any:
     for name, kind in get_type_hints(type(base)).items():
         if name not in data or name == skip:
             continue
-        try:
+        with suppress(UsageError, msgspec.ValidationError):
             value = msgspec.convert(data[name], kind, strict=False)
             base = dataclasses.replace(base, **{name: value})
-        except (UsageError, msgspec.ValidationError):
-            continue
     return base

@@ -274,17 +274,16 @@ def read_run(path: Path) -> RunRecord:
     """
     record = RunRecord(path)
     turns: dict[int, LoggedTurn] = {}
-    for line in iter_lines(path):
-        event = None if line is None else _parse(line)
-        if line is not None and event is None and line.get("type") == "run":
+    for found in iter_lines(path):
+        line = found or {}
+        if (event := _parse(line)) is not None:
+            index = line.get("turn")
+            at = index if isinstance(index, int) else 0
+            turns.setdefault(at, LoggedTurn(len(turns))).take(event)
+        elif line.get("type") == "run":
             record.header = line
-            continue
-        if line is None or event is None:
+        else:
             record.skipped += 1
-            continue
-        index = line.get("turn")
-        at = index if isinstance(index, int) else 0
-        turns.setdefault(at, LoggedTurn(len(turns))).take(event)
     record.turns = list(turns.values())
     return record
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from specllama.errors import UsageError
@@ -36,10 +37,8 @@ def read_named(names: Sequence[str], cannot: str) -> tuple[list[tuple[Path, str]
         if not path.exists():
             raise UsageError(f"{cannot} {name}: there is no such file or folder")
         for file in _files(path):
-            try:
+            with suppress(OSError):
                 files[file] = file.stat()
-            except OSError:
-                continue
     texts: list[tuple[Path, str]] = []
     without: Counter[str] = Counter()
     left = MOST_BYTES

@@ -37,7 +37,7 @@ from specllama.remote.answers import (
     whole,
 )
 from specllama.remote.kinds.kind import Found, Heard, Kind, Question, Served, same
-from specllama.settings.params import EFFORTS, template_arguments
+from specllama.settings.params import EFFORTS, GenerateParams, template_arguments
 
 FIELDS = same("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias")
 MORE_FIELDS = FIELDS | same("top_k", "min_p", "ignore_eos", repeat_penalty="repetition_penalty")
@@ -68,10 +68,7 @@ def body(kind: Kind, asked: Question) -> Json:
     most = kind.longest if params.max_tokens is None else params.max_tokens
     if most is not None:
         out["max_tokens"] = most
-    if params.seed is not None:
-        out["seed"] = params.seed % SEEDS
-    if params.stop:
-        out["stop"] = list(params.stop)
+    out |= _seed_and_stop(params)
     if params.ignore_eos and "ignore_eos" in kind.fields:
         out["ignore_eos"] = True
     if params.json_schema is not None:
@@ -89,6 +86,11 @@ def body(kind: Kind, asked: Question) -> Json:
         else:
             out |= {"logprobs": True, "top_logprobs": params.chances}
     return out
+
+
+def _seed_and_stop(params: GenerateParams) -> Json:
+    seed: Json = {} if params.seed is None else {"seed": params.seed % SEEDS}
+    return {**seed, "stop": list(params.stop)} if params.stop else seed
 
 
 def _thinking(think: str, template_args: tuple[str, ...]) -> Json:
@@ -398,10 +400,7 @@ def _to_ollama(kind: Kind, asked: Question) -> Json:
     options = kind.settings(params)
     if params.max_tokens is not None:
         options["num_predict"] = params.max_tokens
-    if params.seed is not None:
-        options["seed"] = params.seed % SEEDS
-    if params.stop:
-        options["stop"] = list(params.stop)
+    options |= _seed_and_stop(params)
     if asked.speculate is False:
         options["draft_num_predict"] = 0  # it loads the model anew for that
     out: Json = {"model": asked.model, "stream": asked.stream, "options": options}
