@@ -263,8 +263,7 @@ class _Transfer:
             if status == 429 and wait is not None and wait > LONGEST_WAIT_S:
                 raise rate_limited(wait)
             limited = "the hub is limiting requests"
-            word = limited if status == 429 else f"the server answered {status}"
-            raise _Retry(word, wait)
+            raise _Retry(limited if status == 429 else f"the server answered {status}", wait)
         raise refused(status, response.headers.get("x-error-code"))
 
 
@@ -284,14 +283,12 @@ def require_safe_url(url: str, *, allow_http: bool = False) -> None:
         ModelUnavailable: the address is not acceptable.
     """
     parts = urlsplit(url)
-    if parts.scheme == "https":
-        return
-    if parts.scheme == "http" and (allow_http or parts.hostname in LOOPBACK):
-        return
-    raise ModelUnavailable(
-        f"{parts.scheme or 'no scheme'}://{parts.netloc} is not encrypted",
-        "use an https endpoint, or --insecure if you trust this network",
-    )
+    plain = parts.scheme == "http" and (allow_http or parts.hostname in LOOPBACK)
+    if parts.scheme != "https" and not plain:
+        raise ModelUnavailable(
+            f"{parts.scheme or 'no scheme'}://{parts.netloc} is not encrypted",
+            "use an https endpoint, or --insecure if you trust this network",
+        )
 
 
 def retry_after(value: str | None) -> float | None:

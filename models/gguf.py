@@ -153,9 +153,8 @@ class GgufHeader(Container):
     @cached_property
     def head_counts_kv(self) -> tuple[int, ...]:
         key = self.own("attention.head_count_kv")
-        if key in self.arrays or key in self.metadata:
-            return self.per_layer(key)
-        return self.head_counts
+        given = key in self.arrays or key in self.metadata
+        return self.per_layer(key) if given else self.head_counts
 
     @property
     def head_count(self) -> int:

@@ -120,8 +120,7 @@ def _u32(
         if required:
             raise _damaged(header, f": {key} is missing")
         return None
-    if header.kinds[key] != "u32":
-        kind = header.kinds[key]
+    if (kind := header.kinds[key]) != "u32":
         raise BadGguf(f"{header.path.name}: {key} has the type {kind}, llama.cpp needs u32")
     value = header.integer(key)
     assert value is not None
@@ -210,9 +209,7 @@ def _check_experts(header: GgufHeader) -> None:
     used = max(_layered(header, "expert_used_count", MAX_EXPERTS), default=0)
     if header.architecture in ("hunyuan-dense", "hunyuan_vl") and experts <= 1:
         return
-    sound = used <= experts and (groups < experts if experts else groups == 0)
-    if experts:
-        sound = sound and used > 0
+    sound = (0 < used <= experts and groups < experts) if experts else used == groups == 0
     if groups > 1:
         sound = sound and experts % groups == 0 and 0 < groups_used < groups
     if not sound:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -103,10 +103,8 @@ def _largest(work: Path) -> int:
     largest = 0
     for folder, _, names in os.walk(work):
         for name in names:
-            try:
+            with suppress(OSError):  # moved meanwhile
                 largest = max(largest, os.stat(os.path.join(folder, name)).st_size)
-            except OSError:
-                continue  # moved meanwhile
     return largest
 
 

@@ -26,10 +26,7 @@ def physical_cores() -> int:
     Python counts, hyper-threads included.
     """
     usable, count = usable_cores()
-    if sys.platform == "darwin":
-        found = macos_cores(_sysctl)
-    else:
-        found = linux_cores(usable, _siblings)
+    found = macos_cores(_sysctl) if sys.platform == "darwin" else linux_cores(usable, _siblings)
     return max(1, min(count, found or count))
 
 
@@ -97,10 +94,8 @@ def macos_cores(sysctl: Callable[[str], int | None]) -> int | None:
 
 def _siblings(cpu: int) -> str | None:
     for name in ("core_cpus_list", "thread_siblings_list"):
-        try:
+        with suppress(OSError):
             return (_CPUS / f"cpu{cpu}" / "topology" / name).read_text("ascii").strip()
-        except OSError:
-            continue
     return None
 
 
