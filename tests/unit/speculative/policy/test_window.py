@@ -21,6 +21,7 @@ from specllama.speculative.policy.learned import (
     sigmoid,
 )
 from specllama.speculative.policy.ledger import Ledger
+from specllama.speculative.policy.policy import POOR
 
 FLAT = [0.0, *(1 + 0.12 * (n - 1) for n in range(1, 18))]
 
@@ -125,6 +126,25 @@ def test_proposers_that_never_ask_are_held_to_their_record() -> None:
 
     assert run(8) > 1000
     assert run(0) < 120
+
+
+def test_what_was_refused_is_weighed_again_after_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    weighed = 0
+
+    def gain(self: Weighing) -> float:
+        nonlocal weighed
+        weighed += 1
+        return 0.0
+
+    monkeypatch.setattr(Weighing, "model_gain", gain)
+    w, looks, refused = Pair().window(), 0, 0
+    w.drafts_with(booking("heads"))
+    for _ in range(2000):
+        plan = w.plan(8)
+        looks, refused = looks + bool(plan.judge), refused + (plan.reason == POOR)
+        learn(w, plan.draft_max, 0, (1,), 0.0, FLAT[plan.draft_max + 1])
+    assert refused > 20 * weighed > 0
+    assert weighed <= looks + 1
 
 
 def test_calibration_learns_what_confidence_is_worth() -> None:
