@@ -45,7 +45,7 @@ class CostTable:
 
     def __post_init__(self) -> None:
         self._flat: list[float] = []  # ratios by rows
-        self._bounds: list[float] = []  # and what they may be at most
+        self._bounds: dict[int, float] = {}  # and what they may be at most
         self._expected: set[int] = set()  # cells whose ratios are known, not their times
         self._early: dict[int, list[float]] = {}  # first samples, by cell
         # a restored table keeps adapting: old counts weigh little
@@ -96,10 +96,9 @@ class CostTable:
     def most(self, rows: int, depth: int = 0) -> float:
         """Return the most milliseconds that a pass may take: if none like it was timed, each row
         beyond a narrower one may take a pass of its own."""
-        while len(self._bounds) <= rows:
-            n = len(self._bounds)
-            below = max(cell for cell in self.ratios if cell <= _cell(n))
-            self._bounds.append(self.ratios[below] + max(n - below, 0))
+        if rows not in self._bounds:
+            below = max(cell for cell in self.ratios if cell <= _cell(rows))
+            self._bounds[rows] = self.ratios[below] + max(rows - below, 0)
         return (self.level or 0.0) * self._bounds[rows] + self.deep_ms * rows * depth
 
     def upto(self, rows: int, depth: int = 0) -> list[float]:
@@ -145,7 +144,7 @@ class CostTable:
             self.level = flat
         elif self.level:  # one by one is never dearer
             self.ratios[cell] = min(flat / self.level, rows) * cell / rows
-        self._flat, self._bounds = [], []
+        self._flat, self._bounds = [], {}
 
     def expect(self, ratios: Mapping[int, float]) -> None:
         """Take over the costs of passes, in single ones, that were measured elsewhere than in this
@@ -155,7 +154,7 @@ class CostTable:
             self.ratios |= new
             self.counts |= {n: _first(n) for n in new}
             self._expected |= set(new)
-            self._flat, self._bounds = [], []
+            self._flat, self._bounds = [], {}
 
     def observe(self, rows: int, ms: float, depth: int = 0) -> None:
         """Learn that one pass of ``rows`` rows took ``ms``."""
@@ -175,7 +174,7 @@ class CostTable:
                 self._correct(self.level, expected * surprise, depth / 1000.0)
             else:
                 self.ratios[cell] *= 1.0 + max(GAIN / SETTLE, 1 / seen) * surprise
-                self._flat, self._bounds = [], []
+                self._flat, self._bounds = [], {}
 
     def _correct(self, known: float, error: float, depth: float) -> None:
         """Divide the excess of a single pass over its forecast between the level and the depth: a
