@@ -25,7 +25,7 @@ from typing import Any
 from terminals import Terminal, terminal
 
 ASK = "Tell me a long story about a fox and a crow."
-SPECLLAMA = [sys.executable, "-m", "specllama"]
+SPECLLAMA = [sys.executable, "-P", "-m", "specllama"]
 
 
 def processor_s(pid: int) -> float:

@@ -75,7 +75,7 @@ def served(on: Ground, kept: Kept, mode: str, *, show: bool) -> Iterator[list[An
     if todo and not show:
         assert on.llama_server is not None
         words = ["-c", str(lanes * 1024), "-t", str(on.threads), "--kv-disk", "off"]
-        ours = [sys.executable, "-m", "specllama", "serve", "-m", str(on.target), *words]
+        ours = [sys.executable, "-P", "-m", "specllama", "serve", "-m", str(on.target), *words]
         ours += ["-d", str(on.draft or "none"), "--parallel", str(lanes)]
         theirs = [on.peer(name) for name in (THEIRS, mode)]
         for command in theirs:

@@ -92,7 +92,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "specllama", "serve", "-m", str(self._models), "-q"]
+        command = [sys.executable, "-P", "-m", "specllama", "serve", "-m", str(self._models), "-q"]
         command += ["--port", "0", "-c", str(N_CTX), "-t", "1", "--parallel", "2"]
         command += ["--idle-unload", f"{IDLE_S:g}s", "--kv-disk", "1G"]
         log = self._home.with_suffix(".log")

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from terminals import terminal
 
-PROGRAM = [sys.executable, "-m", "specllama"]
+PROGRAM = [sys.executable, "-P", "-m", "specllama"]
 ASK, STEPS, LONG = "hi", 4, 16
 # how the same is asked of the binding, and of what it is told
 SETTINGS = """

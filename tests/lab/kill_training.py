@@ -48,7 +48,7 @@ def main() -> None:
     a = parser.parse_args()
     dice, out, worst, gone = random.Random(a.seed), a.folder / "head.gguf", 0.0, 0
     training, before = a.folder / "training", set[str]()
-    words = [sys.executable, "-m", "specllama", "train-draft", a.target, str(out)]
+    words = [sys.executable, "-P", "-m", "specllama", "train-draft", a.target, str(out)]
     # in short runs, writing and training come in turn every half minute
     words += ["--folder", str(training), "--yes", "--minutes"]
     print("kill | after s | lost s | minutes in all | replies | replies lost | tokens learned")

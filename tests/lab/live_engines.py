@@ -133,7 +133,7 @@ def asked(
 def command(*arguments: str) -> tuple[int, str]:
     """Exit status and stdout of ``specllama``; of an error its last line."""
     done = subprocess.run(
-        [sys.executable, "-m", "specllama", *arguments], capture_output=True, text=True,
+        [sys.executable, "-P", "-m", "specllama", *arguments], capture_output=True, text=True,
         check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     last = (done.stderr.strip().splitlines() or [""])[-1]

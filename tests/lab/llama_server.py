@@ -89,7 +89,7 @@ def main() -> None:
     if python.exists() and Path(sys.prefix) != ROOT / ".venv":
         os.execv(python, [str(python), *sys.argv])
     ours, more = translated(sys.argv[1:])
-    command, env = [sys.executable, "-m", "specllama", *ours], {**os.environ, **more}
+    command, env = [sys.executable, "-P", "-m", "specllama", *ours], {**os.environ, **more}
     if "SHIM_KEEP" not in os.environ or "--metrics" in sys.argv:  # figures begin at nothing
         os.execve(sys.executable, command, env)
     at = ours.index("--port")

@@ -300,7 +300,7 @@ def _infill(server: Any, name: str) -> Row:
 
 def start(on: Ground, name: str) -> Row:
     """``run`` of four tokens, in a new home and again, over the five calls of the binding."""
-    run = [sys.executable, "-m", "specllama", "run", "-q", "--no-spec", "-n", "4"]
+    run = [sys.executable, "-P", "-m", "specllama", "run", "-q", "--no-spec", "-n", "4"]
     run += ["-c", "2048", "-t", str(on.threads), "-m", str(on.file(name)), "hi"]
     bare = [sys.executable, "-c", BARE, str(on.file(name)), str(on.threads), "4", "hi"]
     with tempfile.TemporaryDirectory() as home:

@@ -64,7 +64,17 @@ class App:
 
     def __init__(self, name: str, ahead: str, args: argparse.Namespace, folder: Path) -> None:
         self.name, self.home = f"typed-{name}-{os.getpid()}", folder / name
-        command = [sys.executable, "-m", "specllama", "chat", "-m", args.target, "-d", args.draft]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "specllama",
+            "chat",
+            "-m",
+            args.target,
+            "-d",
+            args.draft,
+        ]
         command += ["-t", "2", "-c", "4096", "--seed", "1", "-n", "16", "--temp", "0"]
         command += ["--read-ahead", ahead]
         where = ["-x", "120", "-y", "36", "-e", f"SPECLLAMA_HOME={self.home}"]

@@ -23,7 +23,7 @@ TARGET = os.environ.get("SPECLLAMA_BENCH_TARGET", "tiny")
 ROUNDS = int(os.environ.get("SPECLLAMA_BENCH_ROUNDS", "5"))
 TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 DEMO_TOK_PER_S = 73.2  # of the demonstration at speed 1
-APP = [sys.executable, "-m", "specllama", "chat"]
+APP = [sys.executable, "-P", "-m", "specllama", "chat"]
 
 
 def used(pid: int) -> float:
@@ -117,7 +117,7 @@ def test_decoding_beside_the_app(tmp_path: Path) -> None:
     patch = "GenerateParams = __import__('functools').partial(GenerateParams, speculate=False)"
     for _ in range(ROUNDS):
         ran = subprocess.run(
-            [sys.executable, "-m", "specllama", *words, ask], capture_output=True, text=True
+            [sys.executable, "-P", "-m", "specllama", *words, ask], capture_output=True, text=True
         )
         alone = float(re.search(r"([\d.]+) tok/s", ran.stderr).group(1))  # type: ignore[union-attr]
         with terminal(tmp_path, target=TARGET, patch=patch, max_tokens=96, size=(100, 30)) as t:

@@ -167,7 +167,7 @@ def server(folder: Path, *options: str) -> Iterator[Running]:
     """``specllama serve`` with the bundled pair, and a stream from it that goes on."""
     log = folder / "server.log"
     environment = {**os.environ, "SPECLLAMA_HOME": str(folder / "home")}
-    command = [sys.executable, "-m", "specllama", "serve", "-m", "tiny", "--port", "0"]
+    command = [sys.executable, "-P", "-m", "specllama", "serve", "-m", "tiny", "--port", "0"]
     command += ["-t", "1", "--parallel", "4", "-c", "4096", *options]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, env=environment)

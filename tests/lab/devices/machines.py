@@ -46,7 +46,7 @@ class Machine:
 
     def start(self, *args: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "specllama", *args],
+            [sys.executable, "-P", "-m", "specllama", *args],
             env=self.env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

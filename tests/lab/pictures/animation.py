@@ -129,7 +129,7 @@ def record(question: str, arguments: Sequence[str], where: str) -> MovingRace:
     with tempfile.TemporaryDirectory() as home:
         environ = os.environ | {HOME_VARIABLE: home}
         for more in ([], ["--no-spec"], []):
-            command = [sys.executable, "-m", "specllama", "run", *arguments, *more, question]
+            command = [sys.executable, "-P", "-m", "specllama", "run", *arguments, *more, question]
             if subprocess.run(command, stdout=subprocess.DEVNULL, env=environ).returncode:
                 raise UsageError("a run failed; it has said why")
             logs = Path(home).glob("**/rounds/*.jsonl")

@@ -72,7 +72,7 @@ def record(arguments: list[str], columns: int = COLUMNS) -> Recording:
     # The caller's variables for width and colour must not change the picture.
     env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
     env["TERM"] = "xterm-256color"
-    command = [sys.executable, "-m", "specllama", *arguments]
+    command = [sys.executable, "-P", "-m", "specllama", *arguments]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=theirs, env=env) as process:
         os.close(theirs)
         written = _read_all(ours)
