@@ -92,7 +92,7 @@ class Counts:
 class CountLane:
     """See ``base.Lane``."""
 
-    n_ctx, n_batch, max_rows, max_leaves = 400, 32, 16, 1
+    n_ctx, n_batch, max_rows, max_leaves, runs = 400, 32, 16, 1, 1
 
     def __init__(self, pool: CountPool) -> None:
         self.pool = pool
