@@ -154,7 +154,7 @@ def tune(
         draft,
         text[: min(TEXT, engine.target.n_ctx // 2)],
         repetitions=repetitions,
-        progress=lambda: progress(0.2 * min(next(turns) / most, 1.0)),
+        progress=lambda: progress(0.2 * next(turns) / most),
     )
     costs.store(profile.costs)
 

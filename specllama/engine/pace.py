@@ -45,7 +45,7 @@ class Pace:
         """Record how long the copying of a text took, whose cells lie in ``runs`` stretches."""
         self.run_s = _drifted(self.run_s or None, seconds / runs)
 
-    def keeps(self, tokens: int, runs: int) -> bool:
+    def copy_pays(self, tokens: int, runs: int) -> bool:
         """True if copying a text takes less time than reading it again, as far as is known: a GPU
         reads fast, and its cells are copied one stretch in one layer at a time."""
         return runs * self.run_s < tokens * self.read_s

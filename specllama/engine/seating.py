@@ -329,7 +329,7 @@ class Seats:
 
     def _shelve(self, slot: Slot) -> None:
         """Send a slot's text to disk, see ``keep``; the lane stays as it is."""
-        if not slot.held.unkept or self.shelf is None or not self._keeps(slot):
+        if not slot.held.unkept or self.shelf is None or not self._worth_a_copy(slot):
             return
         target, free = self._info.target, self._free_memory()
         size = target.kv_bytes * len(slot.target.tokens) // max(target.n_ctx, 1)
@@ -339,10 +339,10 @@ class Seats:
         with suppress(EngineError):  # the library does not give it away
             self.shelf.put(_outside(slot, self.pace, move=False))
 
-    def _keeps(self, slot: Slot) -> bool:
+    def _worth_a_copy(self, slot: Slot) -> bool:
         """True if a lane's text is worth a copy; on a CPU, reading it takes far longer."""
         n, on_cpu = len(slot.target.tokens), self._pool.kernels.on_cpu
-        return n >= _WORTH and (on_cpu or self.pace.keeps(n, slot.target.runs))
+        return n >= _WORTH and (on_cpu or self.pace.copy_pays(n, slot.target.runs))
 
     def _drop(self, one: ParkedText) -> None:
         """Forget a parked text; one that must be kept goes to disk."""
@@ -412,7 +412,7 @@ class Seats:
     def empty(self, slot: Slot, keep: int = 0) -> None:
         """Park a lane's content; if that is impossible, ``keep`` of it stays."""
         slot.drop_ahead()
-        if self._most_bytes and self._keeps(slot):
+        if self._most_bytes and self._worth_a_copy(slot):
             try:
                 self._keep(_outside(slot, self.pace, move=True))
                 keep = 0
