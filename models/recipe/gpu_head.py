@@ -1,11 +1,11 @@
-"""A head for a model of the `llama` kind, from texts that it writes on a GPU, in some minutes.
+"""A head for a `llama` or `qwen2` model, from texts that it writes on a GPU, in some minutes.
 
 `train-draft` takes what a head learns from out of llama.cpp's passes, which is right for any file
 and slow. Here the target runs in PyTorch, with its weights as the file's numbers say, and writes
 thousands of replies at once: half to the questions of the list that ships, half to questions that
 it asks itself, as a chat model does after the words that begin a user's turn. The head is
-`specllama.training`'s. A small draft model of about its size learns from the same minibatches, for
-comparison.
+`specllama.training`'s. With ``--small``, a draft model of two layers learns from the same
+minibatches, for comparison.
 
     python -m specllama.models.recipe.gpu_head prompts TARGET.gguf prompts.npz
     python -m specllama.models.recipe.gpu_head train TARGET.gguf prompts.npz FOLDER --seconds 300
@@ -33,13 +33,14 @@ from gguf.quants import dequantize
 from torch import Tensor, nn
 
 from specllama.models.gguf import read_header
+from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES
 from specllama.training.eagle_head import EagleHead, rope_tables, rotate
 from specllama.training.head_file import HeadShape, head_shape
 from specllama.training.head_seed import seed_head
 from specllama.training.lessons import ChainCount, Lesson
 from specllama.training.trainer import judged_steps, right_guesses, windows
 
-WORDS = 8192  # that the head can guess
+WORDS = 8192  # that the head can guess, unless --words names others
 LONGEST, QUESTION = 256, 64  # tokens of a reply, and of a question that the target asks
 WARM, LEAST = 0.8, 0.05  # temperature, and share of the likeliest token's probability
 GREEDY = 0.3
@@ -55,17 +56,20 @@ MEASURED_S = 20.0
 
 
 class Target:
-    """A `llama` file in PyTorch: matrices in 16 bits, the residual stream in 32.
+    """A file in PyTorch: matrices in 16 bits, the residual stream in 32.
 
     Attributes:
-        layers: whose inputs a head reads.
+        layers: whose inputs a head reads; none where it reads the last state alone, as
+            `train-draft` does where llama.cpp gives no others.
     """
 
     def __init__(self, path: Path, device: torch.device) -> None:
         reader, self.header = GGUFReader(path), read_header(path)
 
         def number(name: str) -> Any:
-            return reader.fields[f"llama.{name}"].contents()
+            return reader.fields[f"{architecture}.{name}"].contents()
+
+        architecture = self.header.architecture
 
         self.half = torch.float16 if device.type == "cuda" else torch.float32
         self.device = device
@@ -77,10 +81,16 @@ class Target:
         self.head_size = self.width // self.heads
         self.eps = float(number("attention.layer_norm_rms_epsilon"))
         self.base = float(number("rope.freq_base"))
-        self.layers = (2, self.n_layers // 2, self.n_layers - 3)
+        self.layers: tuple[int, ...] = ()
+        if architecture in LAYER_INPUT_ARCHITECTURES:
+            self.layers = (2, self.n_layers // 2, self.n_layers - 3)
         self.w: dict[str, Tensor] = {}
         for one in reader.tensors:
             values = torch.from_numpy(dequantize(one.data, one.tensor_type).copy())
+            if architecture == "qwen2" and one.name.split(".")[2:3] in (["attn_q"], ["attn_k"]):
+                # it turns halves of a head against each other: side by side, they are neighbors
+                values = values.unflatten(0, (-1, 2, self.head_size // 2)).transpose(1, 2)
+                values = values.flatten(0, 2)
             self.w[one.name] = values.to(device, self.half if values.ndim == 2 else torch.float32)
         self.norm = self.w["output_norm.weight"]
         self.output = self.w.get("output.weight", self.w["token_embd.weight"])
@@ -110,10 +120,13 @@ class Target:
             if layer in self.layers:
                 inputs.append(x)
             w = {k: self.w[f"blk.{layer}.{k}.weight"] for k in BLOCK}
+            biases = [self.w.get(f"blk.{layer}.attn_{name}.bias") for name in "qkv"]
             h = self._norm(x, w["attn_norm"])
             q, k, v = (
-                F.linear(h, w[f"attn_{name}"]).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
-                for name in "qkv"
+                F.linear(h, w[f"attn_{name}"], None if bias is None else bias.to(h.dtype))
+                .unflatten(-1, (-1, self.head_size))
+                .transpose(1, 2)
+                for name, bias in zip("qkv", biases, strict=True)
             )
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
             if cache is not None:
@@ -133,6 +146,10 @@ class Target:
                 F.silu(F.linear(h, w["ffn_gate"])) * F.linear(h, w["ffn_up"]), w["ffn_down"]
             )
         return x, inputs
+
+    def last(self, state: Tensor) -> Tensor:
+        """Return the state after the last norm."""
+        return F.rms_norm(state, (self.width,), self.norm, self.eps)
 
     def logits(self, state: Tensor) -> Tensor:
         return F.linear(self._norm(state, self.norm), self.output)
@@ -279,11 +296,19 @@ class Teacher:
         n = max(len(t.tokens) for t in texts)
         tokens = torch.zeros(len(texts), n, dtype=torch.long)
         judged = torch.zeros(len(texts), n - 1, dtype=torch.bool)
+        first = torch.zeros(len(texts), 1, dtype=torch.long)  # token that the head sees
         for row, text in enumerate(texts):
             tokens[row, : len(text.tokens)] = text.tokens
-            judged[row, max(text.reply_from - 2, 0) : len(text.tokens) - 2] = True
-        tokens, judged = tokens.to(device), judged.to(device)
+            if not target.layers:  # states of the last row alone are not known of a prompt
+                first[row] = text.reply_from - 1
+            begin, end = text.reply_from - int(first[row]), len(text.tokens) - int(first[row])
+            judged[row, max(begin - 2, 0) : end - 2] = True
+        tokens, judged, first = tokens.to(device), judged.to(device), first.to(device)
         state, inputs = target.run(tokens)
+        if not target.layers:
+            at = (torch.arange(n, device=device) + first).clamp(max=n - 1)
+            tokens, state = tokens.gather(1, at), state.gather(1, at[..., None].expand_as(state))
+            inputs = [target.last(state)]
         ahead = state[:, 1:][judged]
         laws, best = [], torch.full(judged.shape, -1, dtype=torch.long, device=device)
         likeliest = []
@@ -434,7 +459,7 @@ class Learner:
 
 
 def measure(
-    head: EagleHead, small: SmallDraft, teacher: Teacher, held: list[Text]
+    head: EagleHead, small: SmallDraft | None, teacher: Teacher, held: list[Text]
 ) -> tuple[ChainCount, ChainCount]:
     """Count the right guesses of both in held-out replies. Call it without gradients."""
     heads, smalls = ChainCount(STEPS), ChainCount(STEPS)
@@ -443,6 +468,8 @@ def measure(
         judged = given.judged
         with torch.autocast(judged.device.type, torch.bfloat16):
             heads.add(right_guesses(head, given, STEPS), given.follows, judged)
+            if small is None:
+                continue
             guess = small.output(small.norm(small(given.embedded)[judged])).argmax(-1)
         right = torch.zeros_like(judged)
         right[judged] = guess == given.best[judged]
@@ -455,17 +482,17 @@ def figures(found: ChainCount) -> dict[str, Any]:
     return {"right": found.right, "per_pass": found.per_pass}
 
 
-def likeliest(texts: list[Text], n_vocab: int) -> Tensor:
+def likeliest(texts: list[Text], n_vocab: int, n: int) -> Tensor:
     """Return the tokens that the replies have most often, ascending."""
     counts = torch.zeros(n_vocab, dtype=torch.long)
     for text in texts:
         counts += torch.bincount(text.tokens[text.reply_from :].long(), minlength=n_vocab)
-    return counts.topk(WORDS).indices.sort().values
+    return counts.topk(n).indices.sort().values
 
 
 def begun(target: Target, teacher: Teacher, texts: list[Text]) -> EagleHead:
     """Return a head with its first weights, as ``Trainer`` fits them."""
-    shape = head_shape(target.header, WORDS, len(target.layers))
+    shape = head_shape(target.header, len(teacher.words), len(target.layers))
     with torch.no_grad():
         given = teacher.lesson(texts)
     embedded, features, states, judged = (
@@ -482,7 +509,15 @@ def begun(target: Target, teacher: Teacher, texts: list[Text]) -> EagleHead:
     return head
 
 
-def train(path: Path, prompts: Path, out: Path, seconds: float, writing: float) -> None:
+def train(
+    path: Path,
+    prompts: Path,
+    out: Path,
+    seconds: float,
+    writing: float,
+    n_words: int = WORDS,
+    with_small: bool = False,
+) -> None:
     """Write for some seconds, train for the others, and leave the weights in a folder."""
     begin = time.monotonic()
     torch.manual_seed(1)
@@ -507,11 +542,11 @@ def train(path: Path, prompts: Path, out: Path, seconds: float, writing: float) 
         longest=longest,
         s=time.monotonic() - begin,
     )
-    words = likeliest(texts, len(target.output)).to(device)
+    words = likeliest(texts, len(target.output), n_words).to(device)
     teacher = Teacher(target, words)
     batches = minibatches(texts, np.random.default_rng(1))
     head = Learner(begun(target, teacher, next(batches)[:64]))
-    small = Learner(SmallDraft(target, words).to(device))
+    small = Learner(SmallDraft(target, words).to(device)) if with_small else None
     dice = torch.Generator(device).manual_seed(1)
     course, seen, measured, training = [], 0, time.monotonic(), time.monotonic()
     whole = max(begin + seconds - training, 1.0)
@@ -521,7 +556,7 @@ def train(path: Path, prompts: Path, out: Path, seconds: float, writing: float) 
         ahead = (begin + seconds - now) / whole
         if ahead <= 0 or now >= measured:
             with torch.no_grad():
-                counts = measure(head.average, small.average, teacher, held)
+                counts = measure(head.average, small and small.average, teacher, held)
             course.append(
                 {
                     "minutes": (now - training) / 60,
@@ -554,10 +589,11 @@ def train(path: Path, prompts: Path, out: Path, seconds: float, writing: float) 
             lesson = teacher.lesson(some)
         with torch.autocast(device.type, torch.bfloat16):
             total, loss = head_losses(head.module, lesson, dice)
-            mine = small.module.losses(lesson)
+            mine = small.module.losses(lesson) if small else None
         head.learn(total, ahead)
-        small.learn(mine, ahead)
-        small_loss = float(mine.detach())
+        if small and mine is not None:
+            small.learn(mine, ahead)
+            small_loss = float(mine.detach())
         seen += int(lesson.judged.sum())
 
 
@@ -665,6 +701,8 @@ def main() -> None:
     one.add_argument("out", type=Path)
     one.add_argument("--seconds", type=float, default=300)
     one.add_argument("--writing", type=float, default=90)
+    one.add_argument("--words", type=int, default=WORDS)
+    one.add_argument("--small", action="store_true")
     one = sub.add_parser("export")
     one.add_argument("target", type=Path)
     one.add_argument("folder", type=Path)
@@ -673,7 +711,8 @@ def main() -> None:
     if args.what == "prompts":
         prompts_of(args.target, args.out)
     elif args.what == "train":
-        train(args.target, args.prompts, args.out, args.seconds, args.writing)
+        given = (args.seconds, args.writing, args.words, args.small)
+        train(args.target, args.prompts, args.out, *given)
     else:
         export(args.target, args.folder, args.out)
 
