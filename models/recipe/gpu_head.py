@@ -556,7 +556,7 @@ def train(
         ahead = (begin + seconds - now) / whole
         if ahead <= 0 or now >= measured:
             with torch.no_grad():
-                counts = measure(head.average, small and small.average, teacher, held)
+                counts = measure(head.average, small.average if small else None, teacher, held)
             course.append(
                 {
                     "minutes": (now - training) / 60,

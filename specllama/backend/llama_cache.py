@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cache
-from time import perf_counter
 from typing import Any, cast
 
 import llama_cpp as ll
@@ -19,7 +18,7 @@ from specllama.backend.kernels import TILE, WIDE, Kernels
 from specllama.backend.llama import LlamaModel
 from specllama.backend.llama_log import last_words, recent
 from specllama.backend.symbols import FLOATS, one_by_one
-from specllama.backend.threads import ThreadChoice
+from specllama.backend.threads import Threads
 from specllama.backend.watch import Watch
 from specllama.cancel import Cancel
 from specllama.errors import (
@@ -129,8 +128,7 @@ class LlamaCache:
         self.planes = int(ll.llama_n_rs_seq(self._ctx))
         # of a pass that is computed at once; only the last part leaves planes
         self.undivided = int(params.n_ubatch)
-        self.choice: ThreadChoice | None = None
-        self._threads_now = settings.threads
+        self.threads = Threads(lambda n: ll.llama_set_n_threads(self._ctx, n, n), settings.threads)
         # llama.cpp leaves what has left a window out of a state. In pieces as long as a window
         # nothing has: each is that of a further sequence, which holds it for a moment.
         self._piece, self._aside = _piece(model, settings), shape.sequences
@@ -177,26 +175,12 @@ class LlamaCache:
             vectors = cast("StateBatch", self.batch)
             self._embedding.write(vectors.token[:n], vectors.states)
             batch = vectors.ready(tokens=False, states=True)
-        choice = self.choice
-        begin = 0.0
-        reads = tiled or n >= TILE
-        if choice is not None and not reads:
-            self.compute_with(choice.choose(n))
-            begin = perf_counter()
-        else:
-            self.compute_with(self.settings.threads)
-        status = int(ll.llama_decode(self._ctx, batch))
+        every = tiled or n >= TILE
+        status = self.threads.run(n, lambda: ll.llama_decode(self._ctx, batch), every)
         if self._pinned:
             self._let_go()
-        if status != 0:
+        if status:
             raise decode_error(status, self.shape.n_ctx)
-        if choice is not None and not reads:
-            choice.took(n, perf_counter() - begin)
-
-    def compute_with(self, threads: int) -> None:
-        if threads != self._threads_now:
-            ll.llama_set_n_threads(self._ctx, threads, threads)
-            self._threads_now = threads
 
     def rows(self, n: int) -> Rows:
         """Return the first ``n`` rows of the last pass, in the order of the batch; a view."""

@@ -69,14 +69,14 @@ class LlamaPool(CellPool):
         self.require_open()
         self.cache.capture.require_layers(layers)
 
-    def choose_threads(self, count: int, found: Callable[[int], object]) -> None:
+    def choose_threads(self, count: int = 0, *found: Callable[[int], object]) -> None:
         """Let later passes use fewer threads, where that changes no bit of a row; see
         ``ThreadChoice``.
 
         Attention that splits a single query over threads does, which matters where rows are judged.
         """
         if self._any_count:
-            self.cache.choice = ThreadChoice(self.kernels.threads, count, found)
+            self.cache.threads.choice = ThreadChoice(self.kernels.threads, count, *found)
 
     @property
     def _any_count(self) -> bool:
@@ -95,16 +95,16 @@ class LlamaPool(CellPool):
             alone = min(self._time_one_row(lane, 1) for _ in range(2))
             # next to a busy core all threads are fast now and then, and slow in most passes
             if alone <= max(self._time_one_row(lane, self.kernels.threads) for _ in range(2)):
-                self.cache.choice = ThreadChoice(1)
+                self.cache.threads.choice = ThreadChoice(1)
             lane.close()
 
     def take_all_threads(self) -> None:
         """Compute every pass with all threads from now on."""
-        self.cache.choice = None
+        self.cache.threads.choice = None
 
     def _time_one_row(self, lane: CellLane, threads: int) -> float:
         """Return the seconds of a pass of one row."""
-        self.cache.compute_with(threads)
+        self.cache.threads.use(threads)
         begin = perf_counter()
         lane.forward([0], outputs="last")
         seconds = perf_counter() - begin

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
+from time import perf_counter
 
 SHARE = 0.01  # of all time that tries may cost
 TRY = 3  # turns of a try: a pass with the other count, then one with the count in use
@@ -127,6 +128,33 @@ class ThreadChoice:
             return median(now) * median(there) / median(here)
         ratio = self.count / self._counts[index]
         return median(now) * max(ratio, 1 / ratio)
+
+
+class Threads:
+    """The threads of a context: all of them, or as many as ``choice`` says.
+
+    Args:
+        put: sets their count. most: all of them, with which the context begins.
+    """
+
+    def __init__(self, put: Callable[[int], object], most: int) -> None:
+        self.most = self._now = most
+        self.choice: ThreadChoice | None = None
+        self._put = put
+
+    def use(self, count: int) -> None:
+        if count != self._now:
+            self._put(count)
+            self._now = count
+
+    def run(self, rows: int, work: Callable[[], int], every: bool = False) -> int:
+        """Run a pass of ``rows`` rows, by ``every`` thread or as chosen; return its status."""
+        choice = None if every else self.choice
+        self.use(self.most if choice is None else choice.choose(rows))
+        begin = perf_counter()
+        if not (status := work()) and choice is not None:
+            choice.took(rows, perf_counter() - begin)
+        return status
 
 
 def ladder(most: int) -> tuple[int, ...]:

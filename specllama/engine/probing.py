@@ -182,7 +182,7 @@ def _measure(one: LoadedModel, report: Report) -> Exactness:
 
 def _beside(model: LlamaModel, target: LoadedModel, max_rows: int) -> LlamaPool:
     """Open a context of a model, whose passes take what the target's take."""
-    kernels, choice = target.pool.kernels, target.pool.cache.choice
+    kernels, choice = target.pool.kernels, target.pool.cache.threads.choice
     return open_pool(
         model,
         n_ctx=probe.CELLS,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specllama.backend.base import Own
+from specllama.backend.threads import ThreadChoice
 from specllama.errors import PairIncompatible, SpecllamaError
 from specllama.models import memory, pruned
 from specllama.models.companions import (
@@ -198,8 +199,8 @@ def _open(head: GgufHeader, target: LoadedModel) -> object:
 def _open_checked(kind: str, head: GgufHeader, target: LoadedModel, facts: object) -> object:
     pool = function(find(kind).open)(head, target, facts)
     target.on_close.callback(pool.close)
-    if target.options.threads is None and hasattr(pool, "choose_threads"):
-        pool.choose_threads()
+    if target.options.threads is None and hasattr(pool, "threads"):
+        pool.threads.choice = ThreadChoice(pool.threads.most)
     return pool
 
 
@@ -248,7 +249,7 @@ class OwnLayers:
                 )
             )
         model = target.load(header, use_mlock=options.use_mlock)
-        return open_pool(
+        pool = open_pool(
             model,
             lanes=options.parallel,
             n_ctx=target.pool.n_ctx,
@@ -257,6 +258,9 @@ class OwnLayers:
             options=options,
             any_width=False,
         )
+        if options.threads is None:
+            pool.choose_threads()
+        return pool
 
 
 def _advice(drop: Sequence[int], work: float) -> str:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from specllama.training.head_file import HeadShape
 
-CHUNK = 256  # rows of logits that are held at once: they stay in the processor's cache
+CHUNK = 1024  # rows of logits that are held at once
 
 
 class EagleHead(nn.Module):  # type: ignore[misc]
@@ -187,9 +187,8 @@ class _LawLoss(torch.autograd.Function):  # type: ignore[misc]
         found = x.new_zeros(())
         grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
         grad_m = torch.zeros_like(matrix) if learns else None
-        chunk = CHUNK if x.device.type == "cpu" else 16 * CHUNK
-        for at in range(0, len(x), chunk):
-            part = slice(at, at + chunk)
+        for at in range(0, len(x), CHUNK):
+            part = slice(at, at + CHUNK)
             rows, laws = x[part].to(dtype), p[part]
             z = rows @ low.T
             q = z.softmax(-1)

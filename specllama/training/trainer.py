@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ MEASURED_S, SAVED_S = 60.0, 45.0  # between two measurements, and two writings o
 SHARE = 1 / 15  # of the time for measurements, at most
 LEAST_GAIN = 0.002  # tokens a pass
 AT_ONCE = 2048  # tokens of a batch that is measured
-BEGIN = 8192  # places to which a new head is fitted
+BEGIN = 8192  # tokens to which a new head is fitted: again, while there were fewer
 DECAY = 0.05  # of the matrices
 AGAIN = 0.1  # of the rates, for a head that was trained before: else it forgets more than it learns
 
@@ -109,6 +109,7 @@ class Trainer:
         self.figures, self.best_per_pass, self.stalled = Milestone(), 0.0, False
         self.best: dict[str, Tensor] = {}
         self._features, self._held_out = features, held_out
+        self._fitted = 0  # tokens
         found = read_kept(kept, header)
         self.layers = tuple(layers)
         self.target = TargetFacts(header, words)
@@ -143,7 +144,7 @@ class Trainer:
             ahead: the share of the whole training that is ahead; None without a known end.
         """
         texts, self.stalled, lean = self._minibatches(), False, 0
-        if not self.figures.step:
+        if self.figures.tokens < BEGIN and self._fitted < BEGIN:
             self._begin()
         measured = saved = -math.inf
         while True:
@@ -228,25 +229,26 @@ class Trainer:
                     text = next(stream)
                 mix.append(text)
                 room -= text.n_bytes
-            mix.sort(key=lambda text: len(text.tokens))
-            at = int(torch.randint(len(mix), (), generator=self._dice))
-            count = max(1, self.plan.batch // len(mix[at].tokens))
-            at = max(0, min(at, len(mix) - count))
-            some, mix[at : at + count] = mix[at : at + count], []
+            mix.sort(key=lambda text: len(text.tokens))  # each is as long as the longest beside it
+            end = 1 + int(torch.randint(len(mix), (), generator=self._dice))
+            start = max(0, end - max(1, self.plan.batch // len(mix[end - 1].tokens)))
+            while end < len(mix) and (end + 1 - start) * len(mix[end].tokens) <= self.plan.batch:
+                end += 1
+            some, mix[start:end] = mix[start:end], []
             room += sum(one.n_bytes for one in some)
             yield some
 
     # -- the head at the start, and how good it is -------------------------------------------------
 
     def _begin(self) -> None:
-        """Fit a new head to some texts, or take the weights of the one to start from."""
-        texts, left = list["Features"](), BEGIN
-        for text in self._features():
-            texts.append(text)
-            left -= len(text.tokens)
-            if left < 0:
-                break
-        given, head = self.target.lesson(texts), self.head.cpu()
+        """Fit a new head to some texts, or take the weights of the one to start from; unless there
+        are no more texts than before."""
+        texts, n = up_to(BEGIN, self._features())
+        if n <= self._fitted:
+            return
+        self._fitted = n
+        torch.manual_seed(self.plan.seed)
+        given, head = self.target.lesson(texts), EagleHead(self.head.s)
         with torch.no_grad():
             head.set_scale(given.features[given.judged])
             if self._start is not None:
@@ -256,8 +258,8 @@ class Trainer:
                 head.output_norm.weight.copy_(self.target.norm)
                 words = self.target.embed(self.target.words)
                 seed_head(head, words, *given[:4], self.plan.seed)
-        head.to(self.device)
-        self.average.load_state_dict(head.state_dict())
+        for one in (self.head, self.average):
+            one.load_state_dict(head.state_dict())
 
     def _measure(self) -> None:
         """Measure the average of the weights in held-out texts; keep it if it is the best."""
@@ -269,23 +271,15 @@ class Trainer:
 
     def measure(self, head: EagleHead) -> ChainCount:
         """Count a head's right guesses in held-out texts."""
-        found, left, texts = ChainCount(self.plan.steps), self.plan.judged, list["Features"]()
-        for text in self._held_out():
-            texts.append(text)
-            left -= len(text.tokens) - text.reply_from
-            if left < 0:
-                break
+        found, (texts, _) = ChainCount(self.plan.steps), up_to(self.plan.judged, self._held_out())
         texts.sort(key=lambda text: len(text.tokens))  # each is as long as the longest beside it
         while texts:
             count = max(1, AT_ONCE // len(texts[-1].tokens))
-            self._count(head, texts[-count:], found)
+            given = self.target.lesson(texts[-count:]).to(self.device)
             del texts[-count:]
+            with torch.no_grad(), self._numbers():
+                found.add(right_guesses(head, given, self.plan.steps), given.follows, given.judged)
         return found
-
-    def _count(self, head: EagleHead, texts: Sequence[Features], into: ChainCount) -> None:
-        given = self.target.lesson(texts).to(self.device)
-        with torch.no_grad(), self._numbers():
-            into.add(right_guesses(head, given, self.plan.steps), given.follows, given.judged)
 
     def _numbers(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._half)
@@ -327,6 +321,7 @@ class Trainer:
             "target": self.target.header.fingerprint,
             "words": torch.from_numpy(self.target.words),
             "half": self._half,
+            "fitted": self._fitted,
             "best_per_pass": self.best_per_pass,
             "figures": asdict(self.figures),
             "dice": self._dice.get_state(),
@@ -345,7 +340,19 @@ class Trainer:
         self._adam.load_state_dict(found["adam"])
         self._dice.set_state(found["dice"])
         self.best, self.best_per_pass = found["best"], found["best_per_pass"]
+        self._fitted = found.get("fitted", BEGIN)
         self.figures = Milestone(**found["figures"])
+
+
+def up_to(tokens: int, texts: Iterable[Features]) -> tuple[list[Features], int]:
+    """Return the first texts, until their replies have so many tokens; and how many they have."""
+    found, n = list["Features"](), 0
+    for text in texts:
+        found.append(text)
+        n += len(text.tokens) - text.reply_from
+        if n > tokens:
+            break
+    return found, n
 
 
 def windows(judged: Tensor, size: int, dice: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from engines import proved
 from head_lanes import begin_at, encode, feed
 from requests_made import asked
 
+from specllama.backend.llama_pool import LlamaPool
 from specllama.bench.prompts import load_prompts
 from specllama.engine.engine import Engine
 from specllama.errors import SpecllamaError
@@ -139,6 +140,17 @@ def test_the_draft_is_made_at_first_use_and_found_again(engine: Engine) -> None:
         other = list(again.generate(prompt, greedy()))
     assert path.stat().st_mtime_ns == made
     assert ids(other) == ids(plain)
+
+
+def test_its_threads_are_chosen_like_the_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[LlamaPool] = []
+    monkeypatch.setattr(LlamaPool, "choose_threads", lambda pool, *kept: chosen.append(pool))
+    for threads, pools in ((None, 2), (1, 0)):
+        chosen.clear()
+        options = EngineOptions(threads=threads, repack="off", n_ctx=512)
+        with Engine.load("tiny-target", None, options) as engine:
+            assert list(engine.generate("Hello", greedy(max_tokens=4)))
+        assert len({*map(id, chosen)}) == pools
 
 
 def test_the_text_is_that_of_plain_decoding(engine: Engine) -> None:

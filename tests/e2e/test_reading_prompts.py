@@ -316,7 +316,7 @@ def test_the_number_of_threads_changes_no_bit(model: LlamaModel, monkeypatch: An
     for width in (1, 1, 2, 4):
         rows = fixed.forward(ahead[:width], outputs="all").copy()
         np.testing.assert_array_equal(varied.forward(ahead[:width], outputs="all"), rows)
-    assert pool.cache.choice.passes >= 4  # type: ignore[attr-defined]
+    assert pool.cache.threads.choice.passes >= 4  # type: ignore[attr-defined]
 
 
 def test_passes_on_a_cpu_are_short_unless_asked_for(model: LlamaModel) -> None:
@@ -326,7 +326,8 @@ def test_passes_on_a_cpu_are_short_unless_asked_for(model: LlamaModel) -> None:
 
 def test_a_count_that_was_asked_for_stays(llama_file: Path) -> None:
     with Engine.load(llama_file, options=EngineOptions(threads=2)) as engine:
-        assert engine.target.pool.cache.choice is None  # type: ignore[attr-defined]
+        assert engine.target.pool.cache.threads.choice is None  # type: ignore[attr-defined]
     with Engine.load(llama_file) as engine:
         cores = engine.info.threads
-        assert (engine.target.pool.cache.choice is not None) is (cores > 1)  # type: ignore[attr-defined]
+        chosen = engine.target.pool.cache.threads.choice  # type: ignore[attr-defined]
+        assert (chosen is not None) is (cores > 1)

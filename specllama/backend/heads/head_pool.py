@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import llama_cpp as ll
@@ -28,7 +27,7 @@ from specllama.backend.llama_cache import StateBatch, decode_error, set_state, s
 from specllama.backend.llama_log import last_words, recent
 from specllama.backend.symbols import function
 from specllama.backend.symbols import rows as view
-from specllama.backend.threads import ThreadChoice
+from specllama.backend.threads import Threads
 from specllama.backend.tree_layout import Layout
 from specllama.errors import CannotLoad, ContextFull, EngineError
 from specllama.models.memory import HEAD_BATCH, estimate_head, require_fit
@@ -151,14 +150,10 @@ class HeadPool:
         self.n_ctx = min(int(ll.llama_n_ctx_seq(self.handle)), n_ctx)
         self.n_batch = int(ll.llama_n_batch(self.handle))
         self.max_rows = min(rows or self.n_batch, self.n_batch)
-        self._threads = int(params.n_threads)
-        self._choice: ThreadChoice | None = None
+        most = int(params.n_threads)
+        self.threads = Threads(lambda n: ll.llama_set_n_threads(self.handle, n, n), most)
         self._batch = StateBatch(self.n_batch, graph.reads, max(leaves, 1))
         self._features = StateBatch(self.n_batch if graph.features else 1, graph.features)
-
-    def choose_threads(self) -> None:
-        """Let later passes use fewer threads where that is faster."""
-        self._choice = ThreadChoice(self._threads)
 
     @property
     def free_leaves(self) -> int:
@@ -311,14 +306,8 @@ class HeadPool:
         part = slices[0][0].part
         self.stop.check()
         batch = self._batch.ready(tokens=len(part.tokens) > 0, states=part.states is not None)
-        n, choice, begin = self._batch.n, self._choice, perf_counter()
-        if choice is not None and (threads := choice.choose(n)) != self._threads:
-            ll.llama_set_n_threads(self.handle, threads, threads)
-            self._threads = threads
-        if status := ll.llama_decode(self.handle, batch):
+        if status := self.threads.run(self._batch.n, lambda: ll.llama_decode(self.handle, batch)):
             raise decode_error(status, self.n_ctx)
-        if choice is not None:
-            choice.took(n, perf_counter() - begin)
 
     # -- sequences --
 

@@ -18,12 +18,12 @@ from head_lanes import VOCAB, begin_at, encode, feed, grow, refused, same, texts
 from requests_made import asked, finish
 
 from specllama.arrays import HiddenNeed, Rows
-from specllama.backend import capture
-from specllama.backend.heads import head_pool
+from specllama.backend import capture, threads
 from specllama.backend.heads.head_pool import HeadLane, HeadPool
 from specllama.backend.heads.llama_heads import eagle_pool
 from specllama.backend.lane import CellLane
 from specllama.backend.llama import LlamaModel
+from specllama.backend.threads import ThreadChoice
 from specllama.engine.engine import Engine
 from specllama.errors import BadGguf, CannotLoad, PairIncompatible
 from specllama.events import Finished, RoundDone, Started
@@ -62,18 +62,17 @@ def test_its_threads_are_those_that_are_faster_now(
     target: CellLane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head = open_head(write_eagle3(tmp_path / "head.gguf"), target)
-    head._threads = 2
-    ll.llama_set_n_threads(head.handle, 2, 2)
-    head.choose_threads()
+    head.threads.use(2)
+    head.threads.most, head.threads.choice = 2, ThreadChoice(2)
     clock, used = itertools.count(), list[int]()
 
     def seconds() -> float:
         """A neighbor holds one of two cores: both together take four times as long."""
-        threads = int(ll.llama_n_threads(head.handle))
-        used.append(threads)
-        return next(clock) * (1.0, 4.0)[threads - 1]
+        count = int(ll.llama_n_threads(head.handle))
+        used.append(count)
+        return next(clock) * (1.0, 4.0)[count - 1]
 
-    monkeypatch.setattr(head_pool, "perf_counter", seconds)
+    monkeypatch.setattr(threads, "perf_counter", seconds)
     lane, text = head.open(), texts(1, 40)
     target.forward(text, outputs="none")
     left = fused(lane, target, text)
