@@ -97,7 +97,7 @@ def main(given: Sequence[str] | None = None) -> None:
     out.mkdir(parents=True, exist_ok=True)
     fetch = [sys.executable, "-m", "pip", "download", "-q", "-d", str(out)]
     if (sdist := options.source) is None:
-        alone = ["--no-deps", "--no-binary", "llama-cpp-python", "--no-build-isolation"]
+        alone = ["--no-deps", "--no-binary", "llama-cpp-python"]
         subprocess.run([*fetch[:-1], str(out / "sdist"), *alone, BINDING], check=True)
         sdist = next((out / "sdist").glob("llama_cpp_python-*.tar.gz"))
     small = repack(sdist, out)
