@@ -187,7 +187,7 @@ def pays_above(draft_ms: float, step_ms: float, row_ms: float = 0.0) -> float:
     return (draft_ms + row_ms) / step_ms
 
 
-def affordable(survival: Sequence[float], verify_ms: Sequence[float]) -> float:
+def affordable_step(survival: Sequence[float], verify_ms: Sequence[float]) -> float:
     """Return the milliseconds that a draft step may take at most for a gain that is worth a word;
     0 where even free guesses would not give it. See ``fixed_speeds``."""
     left = [

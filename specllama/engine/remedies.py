@@ -21,7 +21,7 @@ import msgspec
 from specllama.errors import SpecllamaError
 from specllama.events import RoundDone
 from specllama.interface import ModelInfo, layout_words
-from specllama.rates import LONGEST, Remedy, affordable, fixed_speeds, steady
+from specllama.rates import LONGEST, Remedy, affordable_step, fixed_speeds, steady
 from specllama.speculative.policy.costs import Costs, CostTable
 from specllama.speculative.policy.learned import Learned
 from specllama.store import profile_file as store
@@ -200,7 +200,7 @@ def _cheaper_draft(mine: Weighed, band: str) -> list[Remedy]:
     if mine.key["draft"] == "none" or not steps.known(1):
         return []
     kept = mine.acceptance("draft", band) or BEST
-    most, now = (ms / rows[1] for ms in (affordable(steady(kept), rows), steps.ms(1)))
+    most, now = (ms / rows[1] for ms in (affordable_step(steady(kept), rows), steps.ms(1)))
     if now <= most:
         return []
     if not most:

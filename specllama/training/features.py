@@ -50,7 +50,7 @@ class Features:
     Attributes:
         reply_from: index of the reply's first token.
         inputs: [n, 3E] the residual stream as it enters three layers, a low, a middle and a high
-            one; [n, E] ``final``, where llama.cpp gives no others.
+            one; [n, 0] where llama.cpp gives no others than ``final``.
         final: [n, E] the state after the last norm, which the target's output matrix reads.
         top_ids, top_p: [n, TOP] the likeliest tokens after each token, and their probabilities at
             temperature 1, the likeliest first.
@@ -125,7 +125,7 @@ class Gathering:
         return Features(
             tokens=np.array((*sample.prompt, *sample.reply)[self.first :], np.int32),
             reply_from=len(sample.prompt) - self.first,
-            inputs=states[:, :-width] if states.shape[1] > width else states,
+            inputs=states[:, :-width],
             final=states[:, -width:],
             top_ids=np.concatenate(self._ids),
             top_p=np.concatenate(self._chances),

@@ -31,7 +31,8 @@ class Lesson(NamedTuple):
     """Texts side by side, [batch, n, …]: at a place, a state of the target and the next token.
 
     Attributes:
-        embedded: of the token after each place. features: the states that the head fuses.
+        embedded: of the token after each place. features: the states that the head fuses, which is
+            the last one where there are no others.
         states: [batch, n + 1, width] the target's last state at each token, before its last norm.
         judged: places whose guess is a token of the reply.
         index, p: the target's law for that guess: rows of the head's output, and probabilities.
@@ -91,14 +92,14 @@ class TargetFacts:
         b, n, likeliest = len(texts), max(len(t.tokens) for t in texts) - 1, texts[0].top_ids
         top = (b, n, likeliest.shape[1])
         tokens = np.zeros((b, n), np.int32)
-        features = torch.zeros(b, n, texts[0].inputs.shape[1])
+        features = torch.zeros(b, n, texts[0].inputs.shape[1] or self.width)
         final = torch.zeros(b, n + 1, self.width)
         judged, follows = np.zeros((2, b, n), bool)
         ids, p = np.zeros(top, np.int32), np.zeros(top, np.float32)
         for row, text in enumerate(texts):
             m = len(text.tokens) - 1
             tokens[row, :m] = text.tokens[1:]
-            features[row, :m] = torch.tensor(text.inputs[:m])
+            features[row, :m] = torch.tensor((text.inputs if text.inputs.size else text.final)[:m])
             ids[row, :m], p[row, :m] = text.top_ids[1:], text.top_p[1:]
             follows[row, : m - 1] = text.tokens[2:] == text.top_ids[1:m, 0]
             judged[row, max(text.reply_from - 2, 0) : m - 1] = True

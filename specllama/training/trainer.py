@@ -345,7 +345,7 @@ class Trainer:
 
 
 def up_to(tokens: int, texts: Iterable[Features]) -> tuple[list[Features], int]:
-    """Return the first texts, until their replies have so many tokens; and how many they have."""
+    """Return the first texts whose replies have more than ``tokens`` tokens, and that sum."""
     found, n = list["Features"](), 0
     for text in texts:
         found.append(text)

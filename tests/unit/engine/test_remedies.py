@@ -19,7 +19,7 @@ from specllama.interface import EngineInfo
 from specllama.models import library
 from specllama.models.gguf import read_header
 from specllama.models.refs import resolve
-from specllama.rates import Payoff, Remedy, affordable, fixed_speeds, steady
+from specllama.rates import Payoff, Remedy, affordable_step, fixed_speeds, steady
 from specllama.settings.params import GenerateParams
 from specllama.speculative.policy.costs import Costs, CostTable
 from specllama.speculative.policy.learned import Acceptance, Learned
@@ -127,7 +127,7 @@ def test_a_draft_model_is_named_as_it_can_be_typed(tmp_path: Path) -> None:
 def test_what_a_draft_step_may_cost_is_where_the_formula_says_so() -> None:
     dear = ranked(kept(steps={1: 60.0, 2: 70.0}), [])
     rows = [0.0, *STORED.values(), STORED[8]]
-    most = affordable(steady(0.8), rows)
+    most = affordable_step(steady(0.8), rows)
     assert f"pays below {most / 87.0:.2f} of a plain one" in dear[-1].then
     assert max(fixed_speeds(steady(0.8), most, rows).values()) == pytest.approx(1.02)
     assert not ranked(kept(steps={1: 0.9 * most, 2: 0.9 * most}), [])
