@@ -91,20 +91,20 @@ class LlamaPool(CellPool):
         other: in a small model, and in any whose passes are watched.
         """
         if self._any_count:
-            lane = self.open()
-            alone = min(self._time_one_row(lane, 1) for _ in range(2))
+            lane, threads, took = self.open(), self.cache.threads, list[list[float]]()
+            for count in (1, threads.most):
+                threads.choice = ThreadChoice(count)
+                took.append([self._time_one_row(lane) for _ in range(2)])
             # next to a busy core all threads are fast now and then, and slow in most passes
-            if alone <= max(self._time_one_row(lane, self.kernels.threads) for _ in range(2)):
-                self.cache.threads.choice = ThreadChoice(1)
+            threads.choice = ThreadChoice(1) if min(took[0]) <= max(took[1]) else None
             lane.close()
 
     def take_all_threads(self) -> None:
         """Compute every pass with all threads from now on."""
         self.cache.threads.choice = None
 
-    def _time_one_row(self, lane: CellLane, threads: int) -> float:
+    def _time_one_row(self, lane: CellLane) -> float:
         """Return the seconds of a pass of one row."""
-        self.cache.threads.use(threads)
         begin = perf_counter()
         lane.forward([0], outputs="last")
         seconds = perf_counter() - begin

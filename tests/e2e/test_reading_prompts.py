@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import llama_cpp as ll
 import numpy as np
 import pytest
 from requests_made import asked, finish
@@ -317,6 +318,25 @@ def test_the_number_of_threads_changes_no_bit(model: LlamaModel, monkeypatch: An
         rows = fixed.forward(ahead[:width], outputs="all").copy()
         np.testing.assert_array_equal(varied.forward(ahead[:width], outputs="all"), rows)
     assert pool.cache.threads.choice.passes >= 4  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("alone_s", "both_s", "count"), [(1.0, 2.0, 1), (2.0, 1.0, None)])
+def test_one_thread_is_taken_where_it_is_faster(
+    model: LlamaModel, monkeypatch: Any, alone_s: float, both_s: float, count: int | None
+) -> None:
+    first = context(model)
+    pool: Any = first.pool
+    first.close()
+    clock = [0.0]
+
+    def seconds() -> float:
+        clock[0] += {1: alone_s, 2: both_s}[int(ll.llama_n_threads(pool.cache.handle))]
+        return clock[0]
+
+    monkeypatch.setattr(llama_pool, "perf_counter", seconds)
+    pool.try_one_thread()
+    choice = pool.cache.threads.choice
+    assert (choice and choice.count) == count
 
 
 def test_passes_on_a_cpu_are_short_unless_asked_for(model: LlamaModel) -> None:
