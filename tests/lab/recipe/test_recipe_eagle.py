@@ -17,8 +17,8 @@ from specllama.models.recipe.eagle_head import Lesson, empty_head, lesson  # noq
 from specllama.models.recipe.model import Tiny  # noqa: E402
 from specllama.models.recipe.scale import LlamaShape  # noqa: E402
 from specllama.models.recipe.train import Packer  # noqa: E402
-from specllama.training.eagle_head import EagleHead  # noqa: E402
-from specllama.training.head_seed import attended, seed_head  # noqa: E402
+from specllama.training.eagle_head import EagleHead, rope_tables  # noqa: E402
+from specllama.training.head_seed import seed_head  # noqa: E402
 
 SMALL = LlamaShape(width=64, layers=5, hidden=64, heads=2, kv_heads=1, vocab=512, context=256)
 N = eagle.WINDOW + 32
@@ -74,7 +74,9 @@ def test_a_new_head_sees_its_own_token_and_what_followed_it_earlier(
     with torch.no_grad():
         state = head.fc(told.features.float())
         token = head.attn_norm(target.token_embd(told.tokens))
-        brought = attended(head, token, head.attn_norm_2(state)).unflatten(-1, (2, SMALL.head_size))
+        z = torch.cat((token, head.attn_norm_2(state)), -1)
+        tables = rope_tables(SMALL.head_size, SMALL.rope_base, z.shape[1])
+        brought = head.attend(z, *(t.to(z) for t in tables))[2].unflatten(-1, (2, SMALL.head_size))
         codes = head.attn_v.weight[: SMALL.head_size, : SMALL.width] @ token.transpose(1, 2)
     codes = codes.transpose(1, 2)
     late = torch.arange(N // 2 + 8, N - 1)  # all of these tokens occurred half a row earlier
