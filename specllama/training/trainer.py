@@ -38,7 +38,7 @@ MEASURED_S, SAVED_S = 60.0, 45.0  # between two measurements, and two writings o
 SHARE = 1 / 15  # of the time for measurements, at most
 LEAST_GAIN = 0.002  # tokens a pass
 AT_ONCE = 2048  # tokens of a batch that is measured
-BEGIN = 8192  # tokens to which a new head is fitted: again, while there were fewer
+BEGIN = 8192  # tokens of replies to which a new head is fitted
 DECAY = 0.05  # of the matrices
 AGAIN = 0.1  # of the rates, for a head that was trained before: else it forgets more than it learns
 
@@ -144,7 +144,7 @@ class Trainer:
             ahead: the share of the whole training that is ahead; None without a known end.
         """
         texts, self.stalled, lean = self._minibatches(), False, 0
-        if self.figures.tokens < BEGIN and self._fitted < BEGIN:
+        if self._fitted < BEGIN:
             self._begin()
         measured = saved = -math.inf
         while True:
@@ -241,12 +241,12 @@ class Trainer:
     # -- the head at the start, and how good it is -------------------------------------------------
 
     def _begin(self) -> None:
-        """Fit a new head to some texts, or take the weights of the one to start from; unless there
-        are no more texts than before."""
+        """Fit a new head to some texts, again if there are twice as many as before; or take the
+        weights of the one to start from, once."""
         texts, n = up_to(BEGIN, self._features())
-        if n <= self._fitted:
+        if n < 2 * self._fitted:
             return
-        self._fitted = n
+        self._fitted = n if self._start is None else BEGIN
         torch.manual_seed(self.plan.seed)
         given, head = self.target.lesson(texts), EagleHead(self.head.s)
         with torch.no_grad():

@@ -20,7 +20,7 @@ from specllama.models.gguf import GgufHeader, read_header  # noqa: E402
 from specllama.models.tensors import read_tensor  # noqa: E402
 from specllama.training.head_file import other_sizes  # noqa: E402
 from specllama.training.lessons import ChainCount  # noqa: E402
-from specllama.training.trainer import Trainer, TrainingPlan  # noqa: E402
+from specllama.training.trainer import BEGIN, Trainer, TrainingPlan  # noqa: E402
 from specllama.training.training_card import Milestone  # noqa: E402
 
 LAYERS, WIDTH, LIKELIEST = (1, 2, 3), 64, 8
@@ -180,8 +180,8 @@ def test_a_head_that_was_fitted_to_few_texts_is_fitted_again_to_more(
     (few := tmp_path / "few").mkdir()
     one, other = trainer(header, few, SHORT), trainer(header, tmp_path, SHORT)
     more, one._features = one._features, lambda: iter(texts(Table(header), 5, 3))
-    figures(one, 1)
-    one.save()
+    figures(one, 60)
+    assert one.figures.tokens > BEGIN
     again = trainer(header, few, SHORT)
     figures(again, 0)
     figures(other, 0)
