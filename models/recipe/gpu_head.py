@@ -33,9 +33,8 @@ from gguf.quants import dequantize
 from torch import Tensor, nn
 
 from specllama.models.gguf import read_header
-from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES
 from specllama.training.eagle_head import EagleHead, rope_tables, rotate
-from specllama.training.head_file import HeadShape, head_shape
+from specllama.training.head_file import HeadShape, head_shape, layers_read
 from specllama.training.head_seed import seed_head
 from specllama.training.lessons import ChainCount, Lesson
 from specllama.training.trainer import judged_steps, right_guesses, windows
@@ -59,8 +58,7 @@ class Target:
     """A file in PyTorch: matrices in 16 bits, the residual stream in 32.
 
     Attributes:
-        layers: whose inputs a head reads; none where it reads the last state alone, as
-            `train-draft` does where llama.cpp gives no others.
+        layers: whose inputs a head reads, see ``layers_read``.
     """
 
     def __init__(self, path: Path, device: torch.device) -> None:
@@ -81,9 +79,7 @@ class Target:
         self.head_size = self.width // self.heads
         self.eps = float(number("attention.layer_norm_rms_epsilon"))
         self.base = float(number("rope.freq_base"))
-        self.layers: tuple[int, ...] = ()
-        if architecture in LAYER_INPUT_ARCHITECTURES:
-            self.layers = (2, self.n_layers // 2, self.n_layers - 3)
+        self.layers = layers_read(self.header)
         self.w: dict[str, Tensor] = {}
         for one in reader.tensors:
             values = torch.from_numpy(dequantize(one.data, one.tensor_type).copy())

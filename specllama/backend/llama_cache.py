@@ -175,8 +175,7 @@ class LlamaCache:
             vectors = cast("StateBatch", self.batch)
             self._embedding.write(vectors.token[:n], vectors.states)
             batch = vectors.ready(tokens=False, states=True)
-        every = tiled or n >= TILE
-        status = self.threads.run(n, lambda: ll.llama_decode(self._ctx, batch), every)
+        status = self.threads.run(n, lambda: ll.llama_decode(self._ctx, batch), tiled or n >= TILE)
         if self._pinned:
             self._let_go()
         if status:

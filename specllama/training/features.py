@@ -23,14 +23,13 @@ from specllama.backend.base import Lane, OpenedPair, Part
 from specllama.engine.opening import OpeningPair
 from specllama.engine.pair_loading import SamplerChains
 from specllama.engine.prompting import Prompting
-from specllama.errors import DoesNotFit, UsageError
+from specllama.errors import DoesNotFit
 from specllama.interface import Closes
 from specllama.models.gguf import GgufHeader
-from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES
-from specllama.models.nextn_blocks import trunk_blocks
 from specllama.settings.params import EngineOptions, Repacking
 from specllama.speculative.selection import Peaks
 from specllama.training.corpus import Sample
+from specllama.training.head_file import layers_read
 
 TOP = 64  # tokens of a law that are kept
 KEPT = 256  # tokens of a prompt, its last ones
@@ -68,20 +67,6 @@ class Features:
     @property
     def n_bytes(self) -> int:
         return sum(getattr(self, part).nbytes for part in PARTS)
-
-
-def layers_read(header: GgufHeader) -> tuple[int, ...]:
-    """Return the layers of a target whose inputs a head reads; none where it reads the last state
-    alone, since llama.cpp gives no others.
-
-    Raises:
-        UsageError: it has too few.
-    """
-    if header.architecture not in LAYER_INPUT_ARCHITECTURES:
-        return ()
-    if (n := trunk_blocks(header)) < 4:
-        raise UsageError(f"{header.path.name} has {n} layers: too few for a head that reads three")
-    return 2, n // 2, n - 3
 
 
 def read_laws(rows: Rows) -> tuple[IntArray, HalfArray]:

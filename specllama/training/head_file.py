@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from specllama.arrays import FINAL, IntArray, Rows
-from specllama.errors import UnsupportedModel
+from specllama.errors import UnsupportedModel, UsageError
 from specllama.models.conversion import write_checked
 from specllama.models.eagle3_file import ARCHITECTURE, LAYERS_READ, check
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_writer import Tensor, Value, stored
+from specllama.models.layer_inputs import LAYER_INPUT_ARCHITECTURES
+from specllama.models.nextn_blocks import trunk_blocks
 from specllama.models.tensors import read_tensor
 
 _OUTSIDE = ("fc", "output")  # of the layer
@@ -50,6 +52,20 @@ def last_norm(target: GgufHeader) -> str:
         if name in target.by_name:
             return name
     raise UnsupportedModel(f"{target.path.name} has no norm before its output")
+
+
+def layers_read(header: GgufHeader) -> tuple[int, ...]:
+    """Return the layers of a target whose inputs a head reads; none where it reads the last state
+    alone, since llama.cpp gives no others.
+
+    Raises:
+        UsageError: it has too few.
+    """
+    if header.architecture not in LAYER_INPUT_ARCHITECTURES:
+        return ()
+    if (n := trunk_blocks(header)) < 4:
+        raise UsageError(f"{header.path.name} has {n} layers: too few for a head that reads three")
+    return 2, n // 2, n - 3
 
 
 def head_shape(header: GgufHeader, rows: int, layers: int) -> HeadShape:

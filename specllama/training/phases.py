@@ -17,7 +17,8 @@ from specllama.models import trimmed
 from specllama.models.gguf import GgufHeader
 from specllama.training import questions as asking
 from specllama.training.corpus import Corpus, Sample
-from specllama.training.features import Teacher, layers_read, read_again
+from specllama.training.features import Teacher, read_again
+from specllama.training.head_file import layers_read
 from specllama.training.questions import PromptList
 from specllama.training.shards import Shards
 from specllama.training.training_card import METADATA, Milestone, TrainingCard

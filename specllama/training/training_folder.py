@@ -17,8 +17,7 @@ from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.loadable import check_loadable
 from specllama.text import size
 from specllama.training.corpus import TEXTS
-from specllama.training.features import layers_read
-from specllama.training.head_file import last_norm, other_sizes, read_weights
+from specllama.training.head_file import last_norm, layers_read, other_sizes, read_weights
 from specllama.training.training_card import (
     NAME,
     Milestone,
