@@ -18,7 +18,7 @@ from specllama.models import catalog, context, library, memory, refs
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.loadable import VocabularyOnly, check_loadable
 from specllama.models.pairing import PairReport, active_params, compare
-from specllama.models.summaries import FileSummary, Summaries
+from specllama.models.summaries import FileSummary, Summaries, loadable
 from specllama.rates import fixed_speeds, pays_above, steady
 from specllama.settings.params import EngineOptions
 from specllama.text import size
@@ -377,6 +377,21 @@ def order(findings: Iterable[DraftFinding]) -> list[DraftFinding]:
 
 
 # ---------------------------------------------------------------------- models of this machine
+
+
+def first_here() -> str | None:
+    """Return the model to begin with among those that are here and fit into memory: one that
+    specllama pulled before those of other programs, a target of the catalog before others, and the
+    newest of these. None if there is none."""
+
+    def rank(model: library.LocalModel) -> tuple[bool, bool, float]:
+        known = model.repo is not None and catalog.find_target(model.repo) is not None
+        return model.owned, known, model.used
+
+    here = loadable(library.scan(include_bundled=False))
+    own = [model for model in here if not refs.is_bundled(str(model.path))]
+    fitting = [model for model in own if judge_size(model.bytes).fits != "no"]
+    return max(fitting, key=rank).ref if fitting else None
 
 
 @dataclass(frozen=True, slots=True)

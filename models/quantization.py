@@ -127,6 +127,7 @@ def prepare(
         raise UsageError("the result of a split model needs a name that ends in .gguf")
     if prune:
         check_prunable(header)
+    requantize = requantize or kind.upper() in FLOATS  # they hold all that the source does
     _check_source_types(header, kind, requantize)
     if imatrix is not None:
         read_imatrix(imatrix, header)

@@ -18,7 +18,7 @@ from specllama import paths
 from specllama.errors import ModelUnavailable, UsageError
 from specllama.models import catalog, library
 from specllama.models.catalog import HubRef
-from specllama.models.companions import kind_of_name
+from specllama.models.companions import HEADS, kind_of_name
 from specllama.models.gguf_format import no_file, part_names
 from specllama.text import did_you_mean
 
@@ -193,6 +193,32 @@ def resolve(ref: str) -> Path:
     raise ModelUnavailable(f"no model is named {ref!r}", _near_names(ref, models))
 
 
+def resolve_heads(ref: str) -> list[Path]:
+    """Find the files that a reference to a drafting head means: for the name of a model the heads
+    that ship for it, or that the catalog names; else the file itself.
+
+    Raises:
+        ModelUnavailable: it is not on this machine, or there is no head for that model.
+        what ``resolve`` raises.
+    """
+    pair = catalog.find(ref)
+    if (pair is None and ref not in TINY) or existing(ref) is not None:
+        return [resolve(ref)]
+    name = "tiny" if pair is None else pair.name
+    patterns = [f"{kind}-{name}-*.gguf" for kind in HEADS] + [
+        f"{name}-{kind}-*.gguf" for kind in HEADS
+    ]
+    shipped = [path for pattern in patterns for path in sorted(paths.bundled_dir().glob(pattern))]
+    if pair is not None and not shipped:
+        if not pair.head:
+            raise ModelUnavailable(
+                f"no drafting head for {ref} ships or is known",
+                f"train one with: specllama train-draft {ref}",
+            )
+        return [resolve(pair.head)]
+    return shipped
+
+
 def resolve_pair(target_ref: str, draft_ref: str | None = None) -> tuple[Path, Path | None]:
     """Find target and draft. Without a draft reference: the draft that belongs to the target, if
     here; with ``none``: no draft.
@@ -212,6 +238,14 @@ def resolve_pair(target_ref: str, draft_ref: str | None = None) -> tuple[Path, P
             draft_ref = pair.draft.ref
         return target, resolve(draft_ref)
     return target, _default_draft(target_ref, target)
+
+
+def used_last() -> tuple[str, str | None] | None:
+    """Return the pair that was loaded last, unless it is the bundled one; None if there is none."""
+    for target, draft in library.opened():
+        if not is_bundled(str(target)):
+            return str(target), None if draft is None else str(draft)
+    return None
 
 
 def catalog_pair(ref: str) -> catalog.CatalogPair | None:

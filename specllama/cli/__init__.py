@@ -58,7 +58,6 @@ SHORT = {
 ELSEWHERE = {
     "create": "to keep settings of your own: specllama config set, or specllama.toml in the folder",
     "push": "models can only be pulled; to make a file smaller: specllama quantize",
-    "help": "see specllama --help, COMMAND --help, and config show --all for settings",
 }
 
 _HELP = ("-h", "--help")
@@ -68,14 +67,15 @@ _KEEPS_NOTHING = ("completion", "doctor", "top", "ps", "stop", "rpc-worker", "qu
 
 EPILOG = """\b
 Examples:
-  specllama                                  open the terminal app
-  specllama model.gguf                       open it on a model: chat -m model.gguf
-  specllama run "What is a draft model?"     one answer, with the bundled pair
+  specllama                               open the terminal app
+  specllama model.gguf                    open it on a model
+  specllama run "What is a draft model?"  one answer, by the model used last
   specllama run -m model.gguf -d small.gguf "Tell me a story"
-  specllama chat -m qwen3-8b                 chat with a model from the catalog
-  specllama prove                            same seed, same text: see for yourself
+  specllama chat -m qwen3-8b              chat with a model from the catalog
+  specllama prove                         same seed, same text: see it here
 
-pull, list, show, rm and search are short for the commands of hub.
+pull, list, show, rm and search are short for the commands of hub. help COMMAND
+explains one, as COMMAND --help does.
 
 Settings come from flags, SPECLLAMA_* variables, ./specllama.toml and the user's
 config.toml; the first that has one wins (specllama config show --origin).
@@ -107,8 +107,11 @@ class Commands(click.Group):
             formatter.write_dl(list(SUMMARIES.items()))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take ``-m FILE`` and ``FILE`` without a command for ``chat -m FILE``."""
+        """Take ``-m FILE`` and ``FILE`` without a command for ``chat -m FILE``, and ``help
+        COMMAND`` for ``COMMAND --help``."""
         at = next((i for i, word in enumerate(args) if word not in _OWN), len(args))
+        if args[at : at + 1] == ["help"]:
+            args = [*args[:at], *args[at + 1 :], "--help"]
         if chat := _chat_words(args[at:]):
             if not ctx.resilient_parsing:
                 _need_terminal(chat)

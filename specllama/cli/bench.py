@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
-  specllama bench run                                   the bundled pair, on and off
+  specllama bench run                                the model used last
   specllama bench run -m t.gguf -d d.gguf --slice code --temperature 0
-  specllama bench run --against http://127.0.0.1:8000   beside a running vLLM, llama-server, ...
-  specllama bench run --proposer draft --proposer tree     methods side by side
-  specllama bench run --json > report.json              every run, with versions and hashes
+  specllama bench run --against http://127.0.0.1:8000   beside a running vLLM
+  specllama bench run --proposer draft --proposer tree  methods side by side
+  specllama bench run --json > report.json           every run, with versions
 """
 
 
@@ -99,6 +99,7 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "prompts",
     "proposers",
     multiple=True,
     type=click.Choice(PROPOSERS),
+    metavar="METHOD",
     help="Method of drafting; repeatable, one arm each. Default: the setting; else auto.",
 )
 @click.option(
@@ -140,11 +141,11 @@ def run(
     geometric means of these pairs.
 
     \b
-    range        holds the ratio 19 of 20 times, from how much repetitions of a prompt differ
+    range        holds the ratio 19 of 20 times, from how much repetitions differ
     same text    replies that equal plain decoding, token by token
-    own time     the share of the time that neither model took, events and round log included
-    in run       the speed over the plain passes of that very run: the cost of drafting alone,
-                 without what other programs took
+    own time     the share of the time that neither model took
+    in run       the speed over the plain passes of that very run: the cost of
+                 drafting alone, without the time of other programs
 
     With --window auto each method has two arms. "cold" begins every repetition knowing nothing of
     the pair; "warm" begins with what was learnt before, best with `specllama tune`, which learns on

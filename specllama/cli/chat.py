@@ -29,17 +29,18 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
-  specllama chat                             the pair opened last; at first the bundled one
-  specllama chat -m tiny                     the bundled pair
+  specllama chat                           the pair opened last
+  specllama chat -m tiny                   the bundled pair
   specllama chat -m qwen3-8b --system "Answer in one sentence."
-  specllama chat --resume                    continue the last conversation
-  specllama chat --remote http://box:8000    another engine: vLLM, Ollama, specllama serve, …
+  specllama chat --resume                  continue the last conversation
+  specllama chat --remote http://box:8000  another engine: vLLM, Ollama, …
   specllama chat --remote http://box:11434 --remote-model qwen3:8b
-  specllama chat --plain                     line by line; screen readers, dumb terminals
+  specllama chat --plain                   line by line, for screen readers
   printf 'Hi\\nAnd again\\n' | specllama chat  every line is a turn
 
 In a plain chat, /help lists the commands; a \\ at the end of a line or a pair of
-\"\"\" makes a message of several lines; Ctrl-C stops a reply and keeps it, Ctrl-D leaves.
+\"\"\" makes a message of several lines; Ctrl-C stops a reply and keeps it, Ctrl-D
+leaves.
 """
 
 
@@ -135,12 +136,12 @@ def _terminal_app(settings: Settings, resume: str | None, server: Address | None
     if resume is not None:
         with stored() as store:
             session_id = store.find(resume)
-    model, prefs = settings["model"], Preferences.load()
+    model, draft, prefs = settings["model"], settings["draft-model"], Preferences.load()
     if prefs.notice:
         diagnostics.warn(prefs.notice)
     if model is None and server is None and not prefs.last_target:
-        model = loading.model_of(settings, quiet=False)
-    draft, options = settings["draft-model"], settings.engine_options()
+        model, draft = loading.pair_of(settings, quiet=False)
+    options = settings.engine_options()
     pair = (model, draft) if model else (prefs.last_target, draft or prefs.last_draft or None)
     recipe = LoadEngine(refs.lasting(pair[0]), pair[1] and refs.lasting(pair[1]), options)
     with nullcontext() if server is not None else EngineHost(recipe) as ahead:

@@ -14,7 +14,8 @@ from specllama.cli import output
 
 EPILOG = """\b
 Set up (once):
-  bash   specllama completion bash > ~/.local/share/bash-completion/completions/specllama
+  bash   D=~/.local/share/bash-completion/completions
+         mkdir -p $D && specllama completion bash > $D/specllama
   zsh    specllama completion zsh > "${fpath[1]}/_specllama"
   fish   specllama completion fish > ~/.config/fish/completions/specllama.fish
 """

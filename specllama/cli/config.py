@@ -24,8 +24,8 @@ from specllama.settings.config_file import (
 
 EPILOG = """\b
 Examples:
-  specllama config show                      settings that differ from the default
-  specllama config show --all --origin       every setting and where it comes from
+  specllama config show                      settings other than the default
+  specllama config show --all --origin       every setting and its origin
   specllama config set model qwen3-8b
   specllama config set --project temperature 0
   specllama config unset model

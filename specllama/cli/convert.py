@@ -11,14 +11,16 @@ from specllama.text import size
 
 EPILOG = """\b
 CHECKPOINT is a downloaded repository:
-  EAGLE-3, DFlash, DSpark  of the speculators format, or as their authors and others publish them
-  Medusa-1                 a folder with medusa_lm_head.safetensors, or that file
-A .pt or .bin file is a pickle; it is read only if PyTorch can do so without running the code in it.
+  EAGLE-3, DFlash, DSpark  of the speculators format, or as their authors
+                           and others publish them
+  Medusa-1                 a folder with medusa_lm_head.safetensors, or it
+A .pt or .bin file is a pickle; it is read only if PyTorch can do so without
+running the code in it.
 
 \b
 Examples:
-  specllama convert ./EAGLE3-LLaMA3.1-8B eagle3.gguf --target llama-3.1-8b-q4_k_m.gguf
-  specllama run -m llama-3.1-8b-q4_k_m.gguf --head eagle3.gguf --proposer eagle3 "Hello"
+  specllama convert ./EAGLE3-LLaMA3.1-8B eagle3.gguf --target llama-8b.gguf
+  specllama run -m llama-8b.gguf --head eagle3.gguf --proposer eagle3 "Hello"
 """
 
 

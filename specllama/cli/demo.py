@@ -27,11 +27,14 @@ if TYPE_CHECKING:
 
 BAR = 30  # cells of the faster of two bars
 TOKENS = 64  # most of a reply
+ASKED = 48  # cells of a question
+# one of each kind, of the half that tune does not learn from, in ordinary words
+PROMPTS = ("chat-01", "code-47", "rag-33", "json-27")
 RACE_S = 60.0  # after which no further pair of runs begins
 
 EPILOG = """\b
 Examples:
-  specllama demo                  the real models that are here, else the bundled pair
+  specllama demo                  the real models that are here, else the toy
   specllama demo -m FILE.gguf -d DRAFT.gguf
   specllama demo --json | jq .answer
 """
@@ -45,7 +48,7 @@ def command(as_json: bool, **flags: Any) -> None:
 
     It races plain against drafted decoding on some of the shipped prompts, and says YES, NO or
     CANNOT TELL YET and why: for the pair that -m names, else for smollm2-135m and the pair that
-    the app had open last, as far as they are here, else for the bundled pair.
+    was used last, as far as they are here, else for the bundled pair.
     """
     from specllama.models import catalog
     from specllama.settings.params import EngineOptions
@@ -63,19 +66,17 @@ def command(as_json: bool, **flags: Any) -> None:
 
 
 def _pairs(target: str | None, draft: str | None) -> list[tuple[str, str | None]]:
-    """List the real pairs to race: the one that is named, else the first real model and the app's
-    last pair, where they are here. There is none if that is the bundled pair.
+    """List the real pairs to race: the one that is named, else the first real model and the pair
+    that was used last, where they are here. There is none if that is the bundled pair.
 
     Raises:
         ModelUnavailable: the pair that is named is not here.
     """
     from specllama.models import catalog, refs
-    from specllama.tui.state import Preferences
 
     named = [(target, draft)]
     if target is None:
-        prefs = Preferences.load()
-        named = [(catalog.FIRST, None), (prefs.last_target or "tiny", prefs.last_draft or None)]
+        named = [(catalog.FIRST, None), (loading.usual_pair() or ("tiny", None))[:2]]
     found = dict[Path, tuple[str, str | None]]()
     for ref, its in named:
         try:
@@ -114,6 +115,8 @@ def _race(target: str, draft: str | None, options: EngineOptions, *, as_json: bo
 
 
 def _tell(way: Way) -> None:
+    from textwrap import shorten
+
     from specllama.bench.experiment import question
     from specllama.text import rate
 
@@ -121,8 +124,8 @@ def _tell(way: Way) -> None:
         diagnostics.say(f"{'tok/s':>7}  plain  drafted")
     plain, run = way.laps[-1]
     speeds = "  ".join(f"{rate(one.end.timings.tok_per_s):>7}" for one in (plain, run))
-    asked = question(run.prompt).replace("\n", " ")
-    diagnostics.say(f"{way.pairs:>5} {speeds}  {asked[:48]}")
+    asked = shorten(question(run.prompt), ASKED, placeholder=" …")
+    diagnostics.say(f"{way.pairs:>5} {speeds}  {asked}")
 
 
 def race(
@@ -159,10 +162,11 @@ def race(
 
 
 def _prompts() -> list[Prompt]:
-    """Return one of each kind of the shipped prompts."""
-    from specllama.bench.prompts import half, load_prompts
+    """Return the shipped prompts that the race asks."""
+    from specllama.bench.prompts import load_prompts
 
-    return [one.content for one in half(load_prompts(), "bench")[:4]]
+    shipped = {one.id: one.content for one in load_prompts()}
+    return [shipped[name] for name in PROMPTS]
 
 
 def why(board: RaceBoard, way: Way) -> str:

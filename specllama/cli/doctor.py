@@ -41,7 +41,7 @@ ok, info, warn, bad = (partial(DoctorLine, status) for status in ("ok", "info", 
 EPILOG = """\b
 Examples:
   specllama doctor                           the installation and the machine
-  specllama doctor -m qwen3-8b               and how this model would be placed
+  specllama doctor -m qwen3-8b               and where this model would go
   specllama doctor -m big.gguf -d small.gguf --n-cpu-moe 20
   specllama doctor -m qwen3-8b --parallel 8  as serve would load it
   specllama doctor --rpc 10.0.0.7:50052      and whether that worker answers

@@ -29,7 +29,7 @@ Examples:
   specllama hub pull smollm2-135m         a first real model, 98 MB
   specllama hub pull qwen3-8b             a target and its draft, by name
   specllama hub pull Qwen/Qwen3-8B-GGUF:Q4_K_M
-  specllama hub ls                        every model here, whatever tool pulled it
+  specllama hub ls                        every model here, of any tool
 """
 
 

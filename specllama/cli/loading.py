@@ -29,7 +29,7 @@ DEFAULT_MODEL = "tiny"
 def open_engine(
     settings: Settings, *, quiet: bool, parallel: int = 1, measured: bool = False
 ) -> Engine:
-    """Open the engine for ``--model`` and ``--draft-model``; the bundled pair if no model is named.
+    """Open the engine for ``--model`` and ``--draft-model``, else for the pair of ``pair_of``.
 
     Args:
         parallel: conversations that it takes at once.
@@ -38,9 +38,9 @@ def open_engine(
     Raises:
         SpecllamaError: as ``Engine.load``.
     """
-    model = model_of(settings, quiet=quiet)
+    pair = pair_of(settings, quiet=quiet)
     options = dataclasses.replace(settings.engine_options(), parallel=parallel)
-    return open_files(model, settings["draft-model"], options, quiet=quiet, measured=measured)
+    return open_files(*pair, options, quiet=quiet, measured=measured)
 
 
 def open_files(
@@ -62,13 +62,34 @@ def open_files(
         progress.clear()
 
 
-def model_of(settings: Settings, *, quiet: bool) -> str:
-    """Return the target to load; if none is named, the bundled one, with a note."""
-    if settings["model"] is not None:
-        return str(settings["model"])
+def pair_of(settings: Settings, *, quiet: bool) -> tuple[str, str | None]:
+    """Return the target and the draft model to load, as the settings name them.
+
+    If they name no target, it is the one that was loaded last, with its draft model; else a model
+    that is here, and the bundled pair if none is. A note tells which.
+    """
+    target, draft = settings["model"], settings["draft-model"]
+    if target is not None:
+        return str(target), draft
+    found, its, why = usual_pair() or (None, None, "")
     if not quiet:
-        diagnostics.note("no model given: using the bundled tiny pair (choose one with -m)")
-    return DEFAULT_MODEL
+        from specllama.models.library import from_home
+
+        shown = "the bundled tiny pair" if found is None else f"{from_home(found)}, {why}"
+        diagnostics.note(f"no model given: using {sanitize_line(shown)} (choose one with -m)")
+    return found or DEFAULT_MODEL, draft or its
+
+
+def usual_pair() -> tuple[str, str | None, str] | None:
+    """Return the real pair to use if none is named, and why; None if no real model is here."""
+    from specllama.models import refs
+
+    if (used := refs.used_last()) is not None:
+        return *used, "the model used last"
+    from specllama.models.judgement import first_here
+
+    found = first_here()
+    return None if found is None else (found, None, "a model that is here")
 
 
 def opened(

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   specllama pair tiny                          the bundled pair
-  specllama pair qwen3-8b                      every known draft, on disk or to pull
-  specllama pair target.gguf draft.gguf        one draft in detail; so does -m TARGET -d DRAFT
+  specllama pair qwen3-8b                      every draft, here or to pull
+  specllama pair target.gguf draft.gguf        one draft in detail
   specllama pair target.gguf drafts/ --json    every file below a folder
 """
 

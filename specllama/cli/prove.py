@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 ALL = names()
 COUNTED = ("identical", "tokens", "drafted", "accepted", "bitwise")  # over all cases
+_BOUND_EVERY = 10  # prompts, one of them with a schema
 COLUMNS: dict[Way, str] = {
     "cold": "cold",
     "behind": "after another prompt",
@@ -54,11 +55,11 @@ COLUMNS: dict[Way, str] = {
 
 EPILOG = """\b
 Examples:
-  specllama prove                              the bundled pair, 20 prompts
+  specllama prove                              the model used last, 20 prompts
   specllama prove -m target.gguf -d draft.gguf
   specllama prove --prompts mine.txt -n 5 --draft-max 4 --draft-max 8
   specllama prove -n 200 --proposer all        every method there is
-  specllama prove --window auto                draft lengths that follow measured times
+  specllama prove --window auto                lengths as auto chooses them
   specllama prove -n 50 --skip 150             prompts 151 to 200
   specllama prove --parallel 8                 eight replies side by side
   specllama prove --json > proof.jsonl
@@ -107,8 +108,9 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "prompts",
     "proposers",
     multiple=True,
     type=click.Choice(["all", "auto", *ALL]),
-    help="Method of drafting; repeatable. Default: the setting; else every method this pair has, "
-    "except self. all adds self.",
+    metavar="METHOD",
+    help="Method of drafting, or all, or auto; repeatable. Default: the setting; else every method "
+    "this pair has, except self. all adds self.",
 )
 @click.option(
     "--draft-max",
@@ -159,8 +161,9 @@ def command(
     plain one. The two warm ways write 8 tokens; where passes are bit-exact, all logprobs must be
     equal as well. --parallel writes all replies at the same time instead.
 
-    Of the shipped prompts, some whose replies have to fit a JSON schema are added for the method
-    forced, which drafts nothing elsewhere; a line of your own prompts may hold a "schema".
+    Where the method forced is proved, one in ten of the shipped prompts asks for a reply that fits
+    a JSON schema, since that method drafts nothing elsewhere; a line of your own prompts may hold a
+    "schema".
 
     The plain text of a prompt and temperature is computed once, for all methods. A method that this
     pair does not have is skipped, with the reason. Only unexplained differences end with status 1.
@@ -222,14 +225,16 @@ def _is_server(server: Mapping[str, Any], own: Sequence[object]) -> bool:
 
 
 def _chosen(path: Path | None, skip: int, count: int, *, bound: bool) -> list[BenchPrompt]:
-    """Choose the prompts to prove with; ``bound`` adds shipped ones that constrain the reply."""
+    """Choose the prompts to prove with, ``count`` of them; ``bound`` puts shipped ones that
+    constrain the reply among the others."""
     from specllama.bench.prompts import load_prompts, schema_prompts
 
     loaded = load_prompts(path)
+    for n, one in enumerate(schema_prompts() if bound and path is None else ()):
+        loaded.insert(_BOUND_EVERY * n + 1, one)
     if not 0 <= skip < len(loaded):
         raise click.BadParameter(f"there are {len(loaded)} prompts", param_hint="--skip")
-    further = schema_prompts()[: max(count // 10, 1)] if bound and path is None else []
-    return [*loaded[skip : skip + count], *further]
+    return loaded[skip : skip + count]
 
 
 def _opened(settings: Settings, parallel: int, *, quiet: bool) -> Engine:

@@ -23,9 +23,9 @@ from specllama.text import number_of, size
 
 EPILOG = """\b
 Examples:
-  specllama ps                          the server at OLLAMA_HOST, else http://127.0.0.1:8484
-  specllama ps http://box:11434         of another server that knows Ollama's /api/ps
-  specllama stop qwen3-8b               unload one of them
+  specllama ps                    at OLLAMA_HOST, else http://127.0.0.1:8484
+  specllama ps http://box:11434   another server that knows Ollama's /api/ps
+  specllama stop qwen3-8b         unload one of them
 """
 
 
@@ -122,10 +122,9 @@ _DRAWN = ("figures", "counters")  # at once, for they come every second
 
 TOP_EPILOG = """\b
 Examples:
-  specllama top                            the server at http://127.0.0.1:8484
-  specllama top http://box:8484 --json     its rounds as they come
-  specllama top http://box:8000            another engine, by its counters: acceptance of late,
-                                           by depth and over time, requests, queue
+  specllama top                         the server at http://127.0.0.1:8484
+  specllama top http://box:8484 --json  its rounds as they come
+  specllama top http://box:8000         another engine, by its counters
   specllama top https://box.example --api-key-file key
 """
 

@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
 
 EPILOG = """\b
-Types: q4_0 is the INT4 type whose passes were bit-exact on every CPU tried; q4_k_m is a little
-better and a little larger; q8_0 is the 8-bit type. GGUF has no FP8.
+Types: q4_0 is the INT4 type whose passes were bit-exact on every CPU tried;
+q4_k_m is a little better and a little larger; q8_0 is the 8-bit type. GGUF
+has no FP8. A quantized SOURCE becomes bf16, f16 or f32 as it is; any other
+type loses again, which --requantize accepts.
 
 \b
 Examples:
   specllama quantize model-f16.gguf model-q4_0.gguf --type q4_0
   specllama quantize draft.gguf fast-draft.gguf --draft-tokens 32768
-  specllama quantize model.gguf mtp-model.gguf --draft-tokens 32768 --likely-in ~/work
+  specllama quantize model.gguf mtp.gguf --draft-tokens 9000 --likely-in ~/src
 """
 
 

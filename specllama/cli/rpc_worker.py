@@ -13,10 +13,10 @@ from specllama.settings.hardware import is_loopback
 
 EPILOG = """\b
 Examples:
-  specllama rpc-worker                       lend every GPU of this machine, else its CPU
+  specllama rpc-worker                       lend every GPU, else the CPU
   specllama rpc-worker --device CPU --mem 8000
   ssh -L 50052:127.0.0.1:50052 other-machine
-  specllama run --rpc 127.0.0.1:50052 "Hi"   with the worker behind that tunnel
+  specllama run --rpc 127.0.0.1:50052 "Hi"   with the worker of that tunnel
 """
 
 

@@ -45,8 +45,8 @@ Examples:
   specllama run -m model.gguf -d small.gguf --temperature 0 -n 200 "…"
   specllama run --raw -n 64 -f begun.txt              goes on with a text
   specllama run --json "…" | jq -c 'select(.type == "finish")'
-  specllama run --json-schema '{"enum": ["yes", "no"]}' "Is a draft model small?"
-  specllama run --remote http://box:8000 --api-key-file key "…"     another engine
+  specllama run --json-schema '{"enum": ["yes", "no"]}' "Is a draft small?"
+  specllama run --remote http://box:8000 --api-key-file key "…"
 
 The text goes to stdout, one line of statistics to stderr. Ctrl-C stops the
 reply and keeps what was written (exit status 130). A reply that ends before

@@ -39,12 +39,12 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "parallel"
 
 EPILOG = """\b
 Examples:
-  specllama serve                            the bundled pair at http://127.0.0.1:8484
-  specllama serve -m qwen3-8b --parallel 8   eight conversations at once
-  specllama serve -m qwen3-8b -m gemma3-4b   two models: requests name one, loaded when needed
-  specllama serve --on-demand                every model on this machine, loaded when needed
+  specllama serve                           the model used last, on port 8484
+  specllama serve -m qwen3-8b --parallel 8  eight conversations at once
+  specllama serve -m qwen3-8b -m gemma3-4b  two models: requests name one
+  specllama serve --on-demand               every model on this machine
   specllama serve --host 0.0.0.0 --api-key-file keys.txt
-  specllama serve --experiment auto=50,none=50    half of the conversations plain
+  specllama serve --experiment auto=50,none=50   half of the chats plain
 
 \b
 Clients:
@@ -152,9 +152,10 @@ def command(
             f"any program that reaches {host} could use this server",
             "give --api-key-file, or --insecure if that is meant",
         )
+    usual = loading.pair_of(settings, quiet=quiet or on_demand)
     models = served_models(
-        model or (loading.model_of(settings, quiet=quiet or on_demand),),
-        draft_model or tuple(filter(None, [settings["draft-model"]])),
+        model or usual[:1],
+        draft_model or tuple(filter(None, usual[1:])),
         alias,
         replace(settings.engine_options(), parallel=parallel),
         settings.generate_params(),

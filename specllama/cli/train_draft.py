@@ -30,15 +30,16 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
-  specllama train-draft model.gguf                   an hour; the head lies beside the file
-  specllama train-draft model.gguf --minutes 20      go on for 20 minutes more
+  specllama train-draft model.gguf               an hour, for a head beside it
+  specllama train-draft model.gguf --minutes 20  go on for 20 minutes more
   specllama train-draft model.gguf --texts ~/notes --texts ~/src
   specllama train-draft tuned.gguf --start-from eagle3-model.gguf
-  specllama run -m model.gguf "Hello"                finds the head by its name
+  specllama run -m model.gguf "Hello"            finds the head by its name
 
 \b
-Ctrl-C keeps everything, and the same command goes on; so it does after a crash. Texts, features and
-weights lie in one folder (--folder) and stay on this machine; --forget deletes them.
+It asks before it begins, never later. Ctrl-C keeps everything, and the same
+command goes on; so it does after a crash. Texts, features and weights lie in
+one folder (--folder) and stay on this machine; --forget deletes them.
 """
 
 _TIMED = 3  # prompts that the head is timed on
@@ -109,10 +110,17 @@ def command(
     options = resolve({"threads": threads}).engine_options()
     again = shlex.join(["specllama", *sys.argv[1:]])
     with training_folder.held(folder):
+        disk = training_folder.room(folder, int(asked["disk"] * 1e9))
+        diagnostics.note(
+            f"{header.path.name}: {asked['minutes']:g} min, at most {size(disk)} of disk "
+            f"in {folder}; Ctrl-C keeps everything"
+        )
+        if not yes and output.all_terminals():
+            diagnostics.confirm("begin?")
         card = training_folder.begin(folder, header, asked, there, start)
         if card.start and not card.spent_s:
             _keep_start(out, card)
-        run = _Run(header, folder, out, card, asked, yes or not output.all_terminals())
+        run = _Run(header, folder, out, card, asked, disk)
         try:
             why, code = run.train(options)
         except BaseException:
@@ -165,35 +173,33 @@ class _Run:
     out: Path
     card: TrainingCard
     asked: dict[str, Any]
-    sure: bool
+    disk: int
 
     def train(self, options: EngineOptions) -> tuple[Why, int]:
         """Train, then look at the head; return why it ended, and the exit code of a signal."""
-        from specllama.training import training_folder
         from specllama.training.course import Course
         from specllama.training.phases import open_work
         from specllama.training.spare_time import SpareTime
 
         stop, asked = Event(), self.asked
-        disk = training_folder.room(self.folder, int(asked["disk"] * 1e9))
-        work, without = open_work(self.target, self.folder, self.card, disk, options.threads, asked)
+        card, disk = self.card, self.disk
+        work, without = open_work(self.target, self.folder, card, disk, options.threads, asked)
         if without:
             diagnostics.note(f"not read: {without}")
         seconds, stopped = 60 * asked["minutes"] * _FOR_TRAINING, stop.is_set
         bar = Bar("training", int(seconds))
         tell = partial(_show, bar)
-        course = Course(work, self.folder, self.card, self.out, seconds, stopped, tell)
+        course = Course(work, self.folder, card, self.out, seconds, stopped, tell)
         if asked["while_idle"]:
             course.rest = SpareTime()
-        with signals.stop_on_signals(stop) as measuring, bar:
-            course.measure()
-        if not measuring:
-            self._agree(course, disk)
-        with signals.stop_on_signals(stop) as training:
+        with signals.stop_on_signals(stop) as received:
             with bar:
+                course.measure()
+                if not received:
+                    self._foretell(course, bar)
                 why = course.run()
             self._look(work, course, options)
-        return why, (*measuring, *training, 0)[0]
+        return why, (*received, 0)[0]
 
     def _look(self, work: TargetPhases, course: Course, options: EngineOptions) -> None:
         """Load the head that was written, and see if it pays here."""
@@ -210,20 +216,14 @@ class _Run:
         self.card.pays = "" if found is None else found.words
         course.keep()
 
-    def _agree(self, course: Course, disk: int) -> None:
-        """Show what the training will take, and ask whether to go on.
-
-        Raises:
-            click.Abort: the answer is no.
-        """
-        write_s, written, disk = course.outlook(disk)
-        diagnostics.note(
-            f"{self.target.path.name}: about {course.seconds / 60:.0f} min, of which "
-            f"{write_s / 60:.0f} for writing ({written:,} tokens of replies); "
-            f"{size(disk)} of disk in {self.folder}, {size(self.card.memory)} of memory"
+    def _foretell(self, course: Course, bar: Bar) -> None:
+        """Show what the training will take, once its pace is known."""
+        write_s, written, disk = course.outlook(self.disk)
+        bar.waiting(
+            f"about {course.seconds / 60:.0f} min, of which {write_s / 60:.0f} for writing "
+            f"({written:,} tokens of replies); {size(disk)} of disk, "
+            f"{size(self.card.memory)} of memory"
         )
-        if not self.sure:
-            diagnostics.confirm("go on?")
 
 
 def _show(bar: Bar, news: News, course: Course) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
-  specllama tune                               the bundled pair
+  specllama tune                               the model used last
   specllama tune -m target.gguf -d draft.gguf  a pair of your own
   specllama tune --quick --json > tune.json
 """

@@ -40,6 +40,14 @@ logger = logging.getLogger("specllama.engine.target_heads")
 MUCH = 0.5  # of a target step; a draft that costs more hardly ever pays
 
 
+def _named(files: Sequence[str]) -> Iterator[GgufHeader]:
+    """Yield the heads that a user named."""
+    from specllama.models.gguf import read_header
+    from specllama.models.refs import resolve_heads
+
+    return (read_header(path) for ref in files for path in resolve_heads(ref))
+
+
 def open_own(target: LoadedModel, files: Sequence[str]) -> Own:
     """Open every head of a target, and the drafting layers of its own file.
 
@@ -51,9 +59,6 @@ def open_own(target: LoadedModel, files: Sequence[str]) -> Own:
         PairIncompatible: it is not a head, belongs to another target, or two are of one kind.
         CannotLoad: it cannot be read.
     """
-    from specllama.models.gguf import read_header
-    from specllama.models.refs import resolve
-
     own = Own()
 
     def unasked(method: str, why: str, opener: Callable[[], object]) -> None:
@@ -67,8 +72,7 @@ def open_own(target: LoadedModel, files: Sequence[str]) -> Own:
         if why:
             own.reasons[method] = why
 
-    for ref in files:
-        head = read_header(resolve(ref))
+    for head in _named(files):
         method = HEADS[require_head(head)].method
         if method in own.parts:
             raise PairIncompatible(f"two {method} heads were given", "give one of each kind")
@@ -115,9 +119,6 @@ def read_heads(
     Raises:
         ModelUnavailable, PairIncompatible, CannotLoad: a file that was named is no head of it.
     """
-    from specllama.models.gguf import read_header
-    from specllama.models.refs import resolve
-
     found: dict[str, GgufHeader] = {}
     reasons: dict[str, str] = {}
     for head in known_heads(target):
@@ -125,8 +126,7 @@ def read_heads(
             found.setdefault(_check(head, target), head)
         except SpecllamaError as error:
             reasons[HEADS[kind_of(head)].method] = error.message
-    for ref in files:
-        head = read_header(resolve(ref))
+    for head in _named(files):
         found[_check(head, target)] = head
     return found, reasons
 

@@ -404,9 +404,10 @@ class EngineOptions:
 
     heads: tuple[str, ...] = setting(
         (),
-        "Drafting head of the target (EAGLE-3, Medusa, DFlash, MTP, assistant); repeatable.",
+        "Drafting head of the target (EAGLE-3, Medusa, DFlash, MTP, assistant): a file, or the "
+        "name of a model that one ships for; repeatable.",
         name="head",
-        metavar="FILE",
+        metavar="FILE|NAME",
     )
     n_ctx: int | None = setting(
         None,

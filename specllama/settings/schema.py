@@ -25,7 +25,7 @@ class AppOptions:
     model: str | None = setting(
         None,
         "Model: a path, user/repo[:quant] or a name. Names are those of the catalog. Without it: "
-        "the bundled tiny pair; in the terminal app, the pair opened last.",
+        "the one used last, else one that is here, else the bundled tiny pair.",
         flags=("-m", "--model"),
         metavar="REF",
     )

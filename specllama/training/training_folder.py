@@ -77,7 +77,7 @@ def choose_start(asked: str | None, target: GgufHeader, folder: Path) -> GgufHea
                 return head
     if asked in (None, NOTHING):
         return None
-    head = read_header(refs.resolve(asked))
+    head = read_header(refs.resolve_heads(asked)[0])
     if why := other_sizes(head, target, layers):
         raise UsageError(
             f"{head.path.name} has other sizes than a head for {target.path.name}: {why}",

@@ -4,6 +4,7 @@ import io
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,40 @@ def test_version_and_help() -> None:
     assert "Examples:" in shown
     for name in ("run", "chat", "log", "config", "completion"):
         assert f"\n  {name} " in shown
+
+
+@pytest.mark.parametrize("words", [[], ["run"], ["hub"], ["hub", "pull"], ["pull"], ["stop"]])
+def test_help_is_a_command(cli, words: list[str]) -> None:
+    shown = cli("help", *words)
+    assert (shown.code, shown.err) == (0, "")
+    assert shown.out == cli(*words, "--help").out
+    assert cli("--offline", "help", *words).out == shown.out
+
+
+def test_help_of_no_command_is_refused_with_a_hint(cli) -> None:
+    shown = cli("help", "rnu")
+    assert shown.code == 2
+    assert "did you mean run?" in shown.err
+
+
+def every_command(
+    group: click.Group, context: click.Context, path: tuple[str, ...] = ()
+) -> Iterator[tuple[str, ...]]:
+    yield path
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from every_command(command, context, (*path, name))
+        else:
+            yield (*path, name)
+
+
+def test_help_fits_into_eighty_columns(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for flag in ("--help", "-h"):
+        for path in every_command(group, click.Context(group)):
+            lines = cli(*path, flag).out.splitlines()
+            assert [line for line in lines if len(line) > 80] == [], path
 
 
 def test_a_group_alone_shows_its_help_in_lines(cli) -> None:

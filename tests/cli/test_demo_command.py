@@ -11,11 +11,12 @@ import pytest
 from fakes import Reply, ScriptedEngine
 
 from specllama import paths
+from specllama.bench.experiment import question
 from specllama.bench.outcome import LEAST, MOST, RaceBoard
+from specllama.bench.prompts import half, load_prompts
 from specllama.cancel import Cancel
 from specllama.cli import demo, invoke, loading
-from specllama.models import catalog
-from specllama.tui.state import Preferences
+from specllama.models import catalog, library
 
 LONG = Reply("one two three " * 20)
 
@@ -47,6 +48,21 @@ def test_without_a_real_model_it_races_the_bundled_pair_and_names_a_real_one(
     assert f"specllama hub pull {catalog.FIRST}" in told
 
 
+def test_the_questions_that_it_shows_are_whole_words_on_eighty_columns(
+    engine: ClosedEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["demo"]) == 0
+    rows = [line for line in capsys.readouterr().err.splitlines() if line[:5].strip().isdigit()]
+    shown = [row.split("  ")[-1] for row in rows]
+    said = {p.id: " ".join(question(p.content).split()) for p in half(load_prompts(), "bench")}
+    assert len(shown) >= len(demo.PROMPTS)
+    for row, asked, name in zip(rows, shown, demo.PROMPTS, strict=False):
+        begun = asked.removesuffix(" …")
+        assert f"{said[name]} ".startswith(f"{begun} ")
+        assert (begun == said[name]) == (asked == begun), "what is cut says so"
+        assert len(row) <= 80
+
+
 def test_for_machines_it_is_one_object(
     engine: ClosedEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,12 +89,12 @@ def test_real_models_that_are_here_are_raced_and_nothing_is_made(
     mine = ggufs.write_llama(tmp_path / "mine.gguf")
     assert invoke(["demo", "--json"]) == 0
     assert invoke(["demo", "-m", str(mine), "-d", str(first), "--json"]) == 0
-    Preferences(last_target=str(mine), last_draft="none").save()
+    library.remember(mine, None)
     assert invoke(["demo", "--json"]) == 0
-    Preferences(last_target=catalog.FIRST).save()
+    library.remember(first, None)
     assert invoke(["demo", "--json"]) == 0
     wanted = [(catalog.FIRST, None), (str(mine), str(first)), (catalog.FIRST, None)]
-    assert opened == [*wanted, (str(mine), "none"), (catalog.FIRST, None)]
+    assert opened == [*wanted, (str(mine), None), (catalog.FIRST, None)]
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["what"] for one in told] == ["scripted target Q4_0 + scripted draft Q8_0"] * 5
     assert all(one["bytes"] == engine.info.target.file_bytes for one in told)
@@ -93,7 +109,7 @@ def test_the_bundled_pair_can_still_be_asked_for(
     engine: ClosedEngine, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     mine = ggufs.write_llama(tmp_path / "mine.gguf")
-    Preferences(last_target=str(mine)).save()
+    library.remember(mine, None)
     assert invoke(["demo", "-m", "tiny", "--json"]) == 0
     capsys.readouterr()
     assert invoke(["demo", "-m", str(tmp_path / "gone.gguf")]) == 3

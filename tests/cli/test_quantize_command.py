@@ -29,7 +29,11 @@ def test_quantize(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert f"specllama run -m {target}" in captured.err
     assert "more than" not in captured.err
     larger = tmp_path / "again.gguf"
-    assert invoke(["quantize", str(target), str(larger), "--type", "f16", "--requantize"]) == 0
+    assert invoke(["quantize", str(target), str(larger), "--type", "q4_0"]) == 2
+    assert "accept the loss with --requantize" in capsys.readouterr().err
+    for kind in ("bf16", "f32", "f16"):  # nothing is lost: no flag has to agree to it
+        larger.unlink(missing_ok=True)
+        assert invoke(["quantize", str(target), str(larger), "--type", kind]) == 0
     assert f"more than {target.name}, and no better" in capsys.readouterr().err
 
 

@@ -86,6 +86,37 @@ def test_a_head_is_trained_and_found_by_its_name(
     assert not list(target.parent.glob("*.part"))
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_it_asks_once_and_before_anything_is_written(
+    target: Path,
+    works: list[FakeWork],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    times: int,
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("specllama.cli.output.all_terminals", lambda: True)
+    asked: list[int] = []
+    answer = True
+
+    def confirm(question: str, **more: Any) -> bool:
+        asked.append(len(works))
+        told = capsys.readouterr().err
+        assert f"{target.name}: 2 min, at most 2.0 GB of disk in {folder_of(target)}" in told
+        return answer
+
+    monkeypatch.setattr("click.confirm", confirm)
+    arguments = ["train-draft", str(target), "--minutes", "2"]
+    for _ in range(times):
+        assert invoke(arguments) == 0
+    assert asked == list(range(times))
+    answer = False
+    assert invoke(arguments) == 130
+    assert len(works) == times
+    assert invoke([*arguments, "--yes"]) == 0
+    assert len(asked) == times + 1
+
+
 def test_the_same_command_goes_on(
     target: Path, works: list[FakeWork], capsys: pytest.CaptureFixture[str]
 ) -> None:
