@@ -74,13 +74,9 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "prompts",
 
 @command.command("run", cls=GroupedCommand, epilog=EPILOG, usual=USUAL)
 @prompts_option
-@click.option(
-    "--slice",
-    "slices",
-    multiple=True,
-    help="Only prompts of these kinds: chat, code, rag, json; or schema: replies that have to fit "
-    "a JSON schema.",
-)
+@click.option("--slice", "slices", multiple=True,
+              help="Only prompts of these kinds: chat, code, rag, json; or schema: replies that "
+              "have to fit a JSON schema.")  # fmt: skip
 @number_option("-n", "--count", default=8, help="Number of prompts.")
 @length_option(128, least=2)
 @number_option(
@@ -94,29 +90,15 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "prompts",
     show_default=True,
     help="Always write --max-tokens tokens, so that every arm does the same work.",
 )
-@click.option(
-    "--proposer",
-    "proposers",
-    multiple=True,
-    type=click.Choice(PROPOSERS),
-    metavar="METHOD",
-    help="Method of drafting; repeatable, one arm each. Default: the setting; else auto.",
-)
-@click.option(
-    "--length",
-    "lengths",
-    multiple=True,
-    type=LENGTH,
-    help="Add a fixed window of this length; repeatable.",
-)
-@click.option(
-    "--against",
-    "urls",
-    multiple=True,
-    metavar="URL",
-    help="A running server beside plain decoding (vLLM, SGLang, llama-server, mlx-lm, ...); "
-    "repeatable.",
-)
+@click.option("--proposer", "proposers", multiple=True, type=click.Choice(PROPOSERS),
+              metavar="METHOD",
+              help="Method of drafting; repeatable, one arm each. Default: the setting; else "
+              "auto.")  # fmt: skip
+@click.option("--length", "lengths", multiple=True, type=LENGTH,
+              help="Add a fixed window of this length; repeatable.")  # fmt: skip
+@click.option("--against", "urls", multiple=True, metavar="URL",
+              help="A running server beside plain decoding (vLLM, SGLang, llama-server, mlx-lm, "
+              "...); repeatable.")  # fmt: skip
 @settings_options(only=(*LOADING, "verify", "window", "draft-max"))
 @json_option
 def run(

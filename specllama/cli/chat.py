@@ -55,22 +55,11 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "temperatu
 @grouped(
     "--plain", is_flag=True, group="Output", help="Chat line by line, without the terminal app."
 )
-@grouped(
-    "--resume",
-    is_flag=False,
-    flag_value="last",
-    default=None,
-    metavar="[ID]",
-    shell_complete=completion.conversations,
-    group="Output",
-    help="Continue a stored conversation. Without ID, the last one.",
-)
-@grouped(
-    "--unstored",
-    is_flag=True,
-    group="Output",
-    help="Keep no conversation, log or typed line. Implies --plain.",
-)
+@grouped("--resume", is_flag=False, flag_value="last", default=None, metavar="[ID]",
+         shell_complete=completion.conversations, group="Output",
+         help="Continue a stored conversation. Without ID, the last one.")  # fmt: skip
+@grouped("--unstored", is_flag=True, group="Output",
+         help="Keep no conversation, log or typed line. Implies --plain.")  # fmt: skip
 @quiet_option("Show no statistics after a reply.")
 def command(
     plain: bool,

@@ -103,28 +103,16 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "prompts",
 @click.option("--skip", default=0, help="Skip the first SKIP prompts, to continue an earlier run.")
 @length_option(64)
 @temperatures_option("0, 0.7 and 1")
-@click.option(
-    "--proposer",
-    "proposers",
-    multiple=True,
-    type=click.Choice(["all", "auto", *ALL]),
-    metavar="METHOD",
-    help="Method of drafting, or all, or auto; repeatable. Default: the setting; else every method "
-    "this pair has, except self. all adds self.",
-)
-@click.option(
-    "--draft-max",
-    "widths",
-    multiple=True,
-    type=int,
-    help="Most tokens drafted per round; repeatable. Default: the setting; else 4, or with "
-    "--window auto 15 or 6.",
-)
-@click.option(
-    "--window",
-    type=click.Choice(WINDOWS),
-    help="How far to draft; auto goes by measured times. Default: the setting; else fixed.",
-)
+@click.option("--proposer", "proposers", multiple=True, type=click.Choice(["all", "auto", *ALL]),
+              metavar="METHOD",
+              help="Method of drafting, or all, or auto; repeatable. Default: the setting; else "
+              "every method this pair has, except self. all adds self.")  # fmt: skip
+@click.option("--draft-max", "widths", multiple=True, type=int,
+              help="Most tokens drafted per round; repeatable. Default: the setting; else 4, or "
+              "with --window auto 15 or 6.")  # fmt: skip
+@click.option("--window", type=click.Choice(WINDOWS),
+              help="How far to draft; auto goes by measured times. Default: the setting; else "
+              "fixed.")  # fmt: skip
 @number_option("--parallel", default=1, most=64,
                help="Write N replies at once, with random arrivals and cancels.")  # fmt: skip
 @seed_option

@@ -32,39 +32,21 @@ Examples:
 @click.argument("source")
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.option("--type", "type_name", help="Type of the result: q4_0, q4_k_m, q8_0, q6_k, f16, …")
-@click.option(
-    "--draft-tokens",
-    metavar="N",
-    type=click.IntRange(1),
-    help="Write a draft model that guesses only the N likeliest tokens: its steps take less time. "
-    "Of a file with NextN layers, these alone, for --head.",
-)
-@click.option(
-    "--likely-in",
-    metavar="FILE|FOLDER",
-    multiple=True,
-    help="Texts that tell which tokens are likely; repeatable. Unset: the vocabulary's order.",
-)
+@click.option("--draft-tokens", metavar="N", type=click.IntRange(1),
+              help="Write a draft model that guesses only the N likeliest tokens: its steps take "
+              "less time. Of a file with NextN layers, these alone, for --head.")  # fmt: skip
+@click.option("--likely-in", metavar="FILE|FOLDER", multiple=True,
+              help="Texts that tell which tokens are likely; repeatable. Unset: the vocabulary's "
+              "order.")  # fmt: skip
 @click.option("--pure", is_flag=True, help="Store every matrix as --type, without a mixture.")
-@click.option(
-    "--output-type",
-    type=click.Choice(["f16", "q4_0", "q5_1", "q6_k", "q8_0"]),
-    help="Type of the output matrix. Unset: chosen with --type.",
-)
-@click.option(
-    "--imatrix",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Importance matrix, a GGUF file of llama-imatrix: the weights that matter lose least.",
-)
+@click.option("--output-type", type=click.Choice(["f16", "q4_0", "q5_1", "q6_k", "q8_0"]),
+              help="Type of the output matrix. Unset: chosen with --type.")  # fmt: skip
+@click.option("--imatrix", type=click.Path(path_type=Path), metavar="FILE",
+              help="Importance matrix, a GGUF file of llama-imatrix: the weights that matter "
+              "lose least.")  # fmt: skip
 @click.option("--requantize", is_flag=True, help="Accept a source that is quantized already.")
-@click.option(
-    "-t",
-    "--threads",
-    default=0,
-    type=click.IntRange(0, 1024),
-    help="CPU threads; 0 uses all cores.",
-)
+@click.option("-t", "--threads", default=0, type=click.IntRange(0, 1024),
+              help="CPU threads; 0 uses all cores.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object about the result.")
 def command(
     source: str,

@@ -67,27 +67,12 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "max_token
 @grouped(
     "-p", "--prompt", "typed", metavar="PROMPT", group="Prompt", help="The prompt, as an option."
 )
-@grouped(
-    "-f",
-    "--file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    group="Prompt",
-    help="Read the prompt from a file.",
-)
-@grouped(
-    "--raw",
-    is_flag=True,
-    group="Output",
-    help="Continue the prompt itself, without the chat template.",
-)
-@grouped(
-    "--json",
-    "as_json",
-    is_flag=True,
-    group="Output",
-    help="Print every event as a JSON line. The last one is the finish object.",
-)
+@grouped("-f", "--file", type=click.Path(path_type=Path), metavar="FILE", group="Prompt",
+         help="Read the prompt from a file.")  # fmt: skip
+@grouped("--raw", is_flag=True, group="Output",
+         help="Continue the prompt itself, without the chat template.")  # fmt: skip
+@grouped("--json", "as_json", is_flag=True, group="Output",
+         help="Print every event as a JSON line. The last one is the finish object.")  # fmt: skip
 @quiet_option("Print no statistics and no notes on stderr.")
 def command(
     prompt: str | None,

@@ -11,7 +11,7 @@ import ggufs
 import pytest
 
 from specllama import paths
-from specllama.cli import chat, invoke, loading
+from specllama.cli import chat, invoke, loading, served_models
 from specllama.models import catalog, library
 from specllama.models.refs import bundled
 from specllama.settings.config_file import load_settings
@@ -131,8 +131,6 @@ def test_every_command_with_that_default_asks_in_one_place(
 
     monkeypatch.setattr("specllama.engine.host.EngineHost", no_host)
     invoke(["chat"])
-    from specllama.cli import served_models
-
     monkeypatch.setattr(served_models, "EngineHost", lambda recipe, **more: no_host(recipe))
     invoke(["serve", "--port", "0"])
     assert opened == [(str(mine), str(draft))] * 2
