@@ -12,7 +12,7 @@ import msgspec
 from specllama.events import Chances
 from specllama.interface import Prompt
 from specllama.replies.tool_calls import Call
-from specllama.server.chat_messages import ToolSpec, Turn, messages_of, tools_of
+from specllama.server.chat_messages import ToolSpec, Turn, conversation_of, text_only, tools_of
 from specllama.server.dialect import (
     FINGERPRINT,
     NEVER,
@@ -27,7 +27,7 @@ from specllama.server.dialect import (
     spelling,
 )
 from specllama.server.refusals import not_offered, wrong
-from specllama.server.sampling_fields import Asked, most_chances, schema_text
+from specllama.server.sampling_fields import Asked, Format, most_chances, schema_of
 from specllama.server.tools import ToolChoice
 from specllama.server.usage import costs, finish_reason, so_far, usage, usage_so_far
 from specllama.settings.params import GenerateParams
@@ -46,10 +46,10 @@ class SchemaFormat(msgspec.Struct):
     schema: dict[str, Any] | None = None
 
 
-class ResponseFormat(msgspec.Struct):
-    type: str
+class ResponseFormat(Format):
+    """A format whose schema stands one level deeper, or where llama-server has it."""
+
     json_schema: SchemaFormat | None = None
-    schema: dict[str, Any] | None = None  # llama-server's place for it
 
 
 class ChoicesRequest(Asked, kw_only=True):
@@ -100,22 +100,6 @@ def replies_of(body: ChoicesRequest) -> int:
     return n
 
 
-def schema_of(asked: ResponseFormat | None) -> str | None:
-    """Return the JSON schema that a reply has to fit.
-
-    Raises:
-        Refusal, UsageError: its kind is unknown, or it cannot be enforced.
-    """
-    if asked is None or asked.type == "text":
-        return None
-    if asked.type not in ("json_object", "json_schema"):
-        raise wrong("response_format.type", f"response_format: unknown type {asked.type!r}")
-    schema = asked.schema if asked.json_schema is None else asked.json_schema.schema
-    if schema is None and asked.type == "json_schema":
-        raise wrong("response_format.json_schema", "response_format: json_schema has no schema")
-    return schema_text(schema or {"type": "object"})
-
-
 EFFORTS = {"none": "off", "minimal": "low", "xhigh": "high", "max": "high", "ultra": "high"}
 
 
@@ -141,15 +125,28 @@ def parse_chat(body: ChatRequest, base: GenerateParams) -> Job:
             "continue_final_message: a message is not continued where another begins",
         )
     tools = tools_of(body.tools, body.tool_choice, body.parallel_tool_calls)
+    last_is_reply = bool(body.messages) and body.messages[-1].role == "assistant"
+    for name, continues in (
+        ("add_generation_prompt", body.add_generation_prompt is False),
+        ("continue_final_message", body.continue_final_message),
+    ):
+        if getattr(body, name) is not None and bool(continues) != last_is_reply:
+            why = "a last message of the assistant is continued, any other is answered"
+            raise not_offered(name, why, name)
+    conversation = conversation_of(body.messages)
+    form = body.response_format
+    if form is not None and form.json_schema is not None:
+        form.schema = form.json_schema.schema
     return Job.of(
         body,
-        (tuple(messages_of(body.messages)),),
+        (conversation.messages(),),
         base,
+        pending=conversation.pending,
         limit=limit_of(body.n_predict or None, body.max_completion_tokens, body.max_tokens),
         n=n,
         tools=tools,
         silent=body.n_predict == 0,
-        json_schema=schema_of(body.response_format),
+        json_schema=schema_of(form, "response_format"),
         think=think_of(body.reasoning_effort),
         template_args=arguments(body.chat_template_kwargs),
         chances=_chances(body),
@@ -319,7 +316,7 @@ def prompts_of(given: Given) -> tuple[Prompt, ...]:
 def _prompt(one: Any) -> Prompt:
     if isinstance(one, Spoken):
         if one.multimodal_data:
-            raise not_offered("multimodal_data", "models here read text only", "prompt")
+            raise text_only("prompt", "multimodal_data")
         return one.prompt_string
     if isinstance(one, list):
         if not all(isinstance(part, int | str) for part in one):

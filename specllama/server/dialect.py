@@ -38,6 +38,7 @@ class Job:
         label: of the workload; arm: of an experiment.
         tools: those that the model may call.
         silent: the prompts are only read, for a later request.
+        pending: the place of a call of a tool that ends the conversation, without a result.
     """
 
     prompts: tuple[Prompt, ...]
@@ -50,6 +51,7 @@ class Job:
     arm: str = ""
     tools: ToolUse | None = None
     silent: bool = False
+    pending: str = ""
 
     @classmethod
     def of(
@@ -63,6 +65,7 @@ class Job:
         n: int = 1,
         tools: ToolUse | None = None,
         silent: bool = False,
+        pending: str = "",
         **more: Any,
     ) -> Job:
         """Make the job that a request asks for; see ``params_of`` for ``names`` and ``more``.
@@ -71,7 +74,8 @@ class Job:
             Refusal: a value is wrong; names the field.
         """
         params = params_of(body, base, names, max_tokens=1 if silent else limit, **more)
-        return cls(prompts, params, n, bool(body.stream), tools=tools, silent=silent)
+        stream = bool(body.stream)
+        return cls(prompts, params, n, stream, tools=tools, silent=silent, pending=pending)
 
 
 class Ending(NamedTuple):

@@ -300,7 +300,7 @@ def _texts(service: Service) -> list[Row]:
         model: ServedModel, turns: list[Turn], specs: list[ToolSpec] | None, request: Request
     ) -> str:
         def whole() -> Job:
-            messages, tools = tuple(messages_of(turns)), tools_of(specs)
+            messages, tools = messages_of(turns), tools_of(specs)
             return model.equipped(steadied(Job((messages,), model.base, tools=tools)))
 
         job = await service.aside(request, whole)

@@ -23,10 +23,18 @@ from specllama.interface import Message, ModelInfo, Prompt
 from specllama.models.gguf import read_header
 from specllama.replies.tool_calls import RESPONSE
 from specllama.server.chat_completions import think_of
-from specllama.server.chat_messages import ToolSpec, Turn, messages_of, tools_of
+from specllama.server.chat_messages import (
+    ToolSpec,
+    Turn,
+    conversation_of,
+    messages_of,
+    text_only,
+    tools_of,
+)
+from specllama.server.conversation import Conversation
 from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply, Wire, chances_of, in_chat
 from specllama.server.exchange import Json
-from specllama.server.refusals import not_offered, wrong
+from specllama.server.refusals import wrong
 from specllama.server.sampling_fields import (
     FIELDS,
     Prediction,
@@ -55,7 +63,8 @@ class Options(Sampling, kw_only=True):
 
 
 class OllamaTurn(Turn):
-    images: list[str] | None = None
+    tool_name: str | None = None
+    images: list[str | None] | None = None
     thinking: str | None = None
 
 
@@ -84,7 +93,7 @@ class GenerateRequest(_Asked, kw_only=True):
     system: str | None = None
     raw: bool | None = None
     suffix: str | None = None
-    images: list[str] | None = None
+    images: list[str | None] | None = None
 
 
 class ShowRequest(msgspec.Struct):
@@ -116,12 +125,15 @@ def _parse(body: _Asked, prompt: Prompt, base: GenerateParams, tools: ToolUse | 
 def parse_chat(body: OllamaChat, base: GenerateParams) -> Job:
     """Read a chat; raise Refusal if a field is wrong."""
     turns = body.messages or []
-    if any(turn.images for turn in turns):
-        raise not_offered("images", "models here read text only", "messages")
-    for turn in turns:
+    for i, turn in enumerate(turns):
+        if any(turn.images or ()):
+            raise text_only(f"messages[{i}]", "images")
         turn.reasoning_content = turn.reasoning_content or turn.thinking
-    tools = tools_of(body.tools)
-    return _parse(body, tuple(messages_of(turns)), base, tools)
+        turn.name = turn.tool_name or turn.name
+    read = Conversation("tool_call_id", "tool_name", ordered=True)
+    conversation = conversation_of(turns, read)
+    job = _parse(body, conversation.messages(), base, tools_of(body.tools))
+    return replace(job, pending=conversation.pending)
 
 
 def parse_generate(body: GenerateRequest, base: GenerateParams) -> Job:
@@ -129,7 +141,7 @@ def parse_generate(body: GenerateRequest, base: GenerateParams) -> Job:
     prompt: Prompt = body.prompt or ""
     if not body.raw:
         head = [Turn("system", body.system)] if body.system else []
-        prompt = tuple(messages_of([*head, Turn("user", body.prompt)]))
+        prompt = messages_of([*head, Turn("user", body.prompt)])
     return _parse(body, prompt, base)
 
 
@@ -383,8 +395,8 @@ def _replies(service: Service) -> list[Row]:
 
     async def generate(request: Request) -> Response:
         body = await service.read(request, GenerateRequest)
-        if body.images:
-            raise not_offered("images", "models here read text only", "images")
+        if any(body.images or ()):
+            raise text_only("images", "images")
         return await written(request, body, body.prompt, parse_generate)
 
     return [("POST /api/chat", chat), ("POST /api/generate", generate)]

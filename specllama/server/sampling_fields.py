@@ -317,6 +317,24 @@ def numbered(bias: Bias, spelled: dict[str, list[int]]) -> Bias:
     return out
 
 
+def schema_of(asked: Format | None, place: str) -> str | None:
+    """Return the JSON schema that a reply has to fit.
+
+    Args:
+        place: of the format in the request.
+
+    Raises:
+        Refusal: it is of an unknown kind, or has no schema.
+    """
+    if asked is None or asked.type == "text":
+        return None
+    if asked.type not in ("json_object", "json_schema"):
+        raise wrong(f"{place}.type", f"{place}: unknown type {asked.type[:80]!r}")
+    if asked.schema is None and asked.type == "json_schema":
+        raise wrong(f"{place}.schema", f"{place}: json_schema has no schema")
+    return schema_text(asked.schema or {"type": "object"})
+
+
 def schema_text(schema: Any) -> str:
     """Return a JSON schema as text, which the engine reads."""
     return schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()

@@ -315,6 +315,9 @@ class Service:
         self, request: Request, model: ServedModel, job: Job, dialect: Dialect
     ) -> Response:
         """Answer as ``exchange.answer`` does; count the request under its client, slice and arm."""
+        if job.pending and not job.silent:
+            said = "nothing follows this call of a tool; send its result, or what the user says"
+            raise wrong(job.pending, f"{job.pending}: {said}")
         label = self.metrics.slice(request.headers.get("x-specllama-slice", "")[:64])
         client, asked = request.state.client, request.state.asked
         job = replace(job, client=client, asked=asked, label=label)
