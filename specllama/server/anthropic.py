@@ -9,11 +9,10 @@ from typing import Any
 import msgspec
 
 from specllama.replies.tool_calls import Call
-from specllama.server.chat_completions import think_of
-from specllama.server.chat_messages import log_left_out, parts_of, text_only
+from specllama.server.chat_messages import log_left_out, parts_of
 from specllama.server.conversation import Conversation
 from specllama.server.dialect import Frame, Job, OpenBlocks, Piece, Reply
-from specllama.server.refusals import Refusal, wrong
+from specllama.server.refusals import Refusal, text_only, wrong
 from specllama.server.sampling_fields import Asked, Format, schema_of
 from specllama.server.served import ServedModel
 from specllama.server.service import Row, Service
@@ -24,8 +23,7 @@ from specllama.settings.params import GenerateParams
 # of blocks; others, which only another service can read, are left out
 _READ = ("text", "thinking", "tool_use", "tool_result", "tool_reference", "search_result",
          "compaction", "image", "document", "container_upload")  # fmt: skip
-_NAMES = {"stop": "stop_sequences", "think": "output_config.effort",
-          "think-budget": "thinking.budget_tokens"}  # fmt: skip
+_NAMES = {"stop": "stop_sequences", "think": "output_config.effort"}
 
 
 class MediaSource(msgspec.Struct):
@@ -61,11 +59,6 @@ class AnthropicTurn(msgspec.Struct):
     content: str | list[dict[str, Any]]
 
 
-class Thinking(msgspec.Struct):
-    type: str
-    budget_tokens: int | None = None
-
-
 class OutputConfig(msgspec.Struct):
     effort: str | None = None
     format: Format | None = None
@@ -82,7 +75,6 @@ class MessagesRequest(Asked, kw_only=True):
     max_tokens: int | None = None
     system: str | list[dict[str, Any]] | None = None
     stop_sequences: list[str] | None = None
-    thinking: Thinking | None = None
     tools: list[AnthropicTool] | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
@@ -160,12 +152,8 @@ def parse(body: MessagesRequest, base: GenerateParams) -> Job:
         raise Refusal(404, "thread: nothing is kept", code="thread_not_found", param="thread")
     body.stop = body.stop_sequences
     output = body.output_config or OutputConfig()
-    think = budget = None
-    if body.thinking is not None and body.thinking.type == "disabled":
-        think = "off"
-    elif body.thinking is not None:
-        think = think_of(output.effort) or "on"
-        budget = body.thinking.budget_tokens
+    if body.thinking is not None:
+        body.reasoning_effort = output.effort
     form, place = output.format, "output_config.format"
     if form is None:
         form, place = body.output_format, "output_format"
@@ -179,8 +167,6 @@ def parse(body: MessagesRequest, base: GenerateParams) -> Job:
         limit=body.max_tokens,
         tools=tools_of(body),
         silent=body.max_tokens == 0,  # it fills the cache
-        think=think,
-        think_budget=budget,
         json_schema=schema_of(form, place),
     )
 

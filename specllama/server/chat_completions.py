@@ -12,7 +12,7 @@ import msgspec
 from specllama.events import Chances
 from specllama.interface import Prompt
 from specllama.replies.tool_calls import Call
-from specllama.server.chat_messages import ToolSpec, Turn, conversation_of, text_only, tools_of
+from specllama.server.chat_messages import ToolSpec, Turn, conversation_of, tools_of
 from specllama.server.dialect import (
     FINGERPRINT,
     NEVER,
@@ -26,7 +26,7 @@ from specllama.server.dialect import (
     now,
     spelling,
 )
-from specllama.server.refusals import not_offered, wrong
+from specllama.server.refusals import not_offered, text_only, wrong
 from specllama.server.sampling_fields import Asked, Format, most_chances, schema_of
 from specllama.server.tools import ToolChoice
 from specllama.server.usage import costs, finish_reason, so_far, usage, usage_so_far
@@ -56,17 +56,16 @@ class ChoicesRequest(Asked, kw_only=True):
     n: int | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
+    max_completion_tokens: int | None = None  # its newer name
     n_predict: int | None = None  # llama-server's name for it
+    timings_per_token: bool | None = None
+    return_progress: bool | None = None
 
 
 class ChatRequest(ChoicesRequest, kw_only=True):
     messages: list[Turn]
-    max_completion_tokens: int | None = None
     response_format: ResponseFormat | None = None
-    reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    timings_per_token: bool | None = None
-    return_progress: bool | None = None
     verbose: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -98,13 +97,6 @@ def replies_of(body: ChoicesRequest) -> int:
     if body.stream_options is not None and not body.stream:
         raise wrong("stream_options", "stream_options: they go with stream")
     return n
-
-
-EFFORTS = {"none": "off", "minimal": "low", "xhigh": "high", "max": "high", "ultra": "high"}
-
-
-def think_of(effort: str | None) -> str | None:
-    return None if effort is None else EFFORTS.get(effort, effort)
 
 
 def arguments(given: Mapping[str, Any] | None) -> tuple[str, ...] | None:
@@ -147,7 +139,6 @@ def parse_chat(body: ChatRequest, base: GenerateParams) -> Job:
         tools=tools,
         silent=body.n_predict == 0,
         json_schema=schema_of(form, "response_format"),
-        think=think_of(body.reasoning_effort),
         template_args=arguments(body.chat_template_kwargs),
         chances=_chances(body),
     )
@@ -186,7 +177,7 @@ class ChoicesDialect(Dialect):
 
     def __init__(self, body: ChoicesRequest, model: str) -> None:
         options = body.stream_options or StreamOptions()
-        self._model = model
+        self._body, self._model = body, model
         self._n = body.n or 1
         self._usage = bool(options.include_usage)
         self._continuous = self._usage and bool(options.continuous_usage_stats)
@@ -208,7 +199,8 @@ class ChoicesDialect(Dialect):
         return Frame(self._object(self.chunk, choices, **more))
 
     def _spent(self, reply: Reply) -> dict[str, Any]:
-        return {"usage": usage_so_far(reply)} if self._continuous else {}
+        used = {"usage": usage_so_far(reply)} if self._continuous else {}
+        return {**used, "timings": so_far(reply)} if self._body.timings_per_token else used
 
     def _whole(self, choices: list[dict[str, Any]], replies: list[Reply]) -> dict[str, Any]:
         return self._object(self.kind, choices, **self._figures(replies))
@@ -229,7 +221,7 @@ class ChatDialect(ChoicesDialect):
 
     def __init__(self, body: ChatRequest, model: str, verbose: Verbose | None = None) -> None:
         super().__init__(body, model)
-        self._body, self._verbose = body, verbose
+        self._verbose = verbose
 
     def _delta(self, reply: Reply, delta: dict[str, Any], reason: str | None = None) -> Any:
         return {"index": reply.index, "delta": delta, "finish_reason": reason}
@@ -253,8 +245,7 @@ class ChatDialect(ChoicesDialect):
             choice = self._delta(piece.reply, {"content": piece.text})
             if chances:
                 choice["logprobs"] = {"content": in_chat(chances)}
-            more = {"timings": so_far(piece.reply)} if self._body.timings_per_token else {}
-            yield self._chunk([choice], **more, **spent)
+            yield self._chunk([choice], **spent)
 
     def finished(self, reply: Reply) -> Iterable[Frame]:
         for i, call in enumerate(reply.calls):
@@ -342,7 +333,7 @@ def parse_completion(body: CompletionRequest, base: GenerateParams) -> Job:
     prompts = prompts_of(body.prompt)
     if body.echo and not all(isinstance(one, str) for one in prompts):
         raise not_offered("echo of token ids", "their text is what was sent", "echo")
-    limit = limit_of(body.max_tokens, body.n_predict, 16)
+    limit = limit_of(body.max_completion_tokens, body.max_tokens, body.n_predict, 16)
     chances = most_chances("logprobs", logprobs_of(body))
     return Job.of(body, prompts, base, limit=limit, n=n, silent=limit == 0, chances=chances)
 
@@ -372,6 +363,8 @@ class CompletionDialect(ChoicesDialect):
 
     def said(self, piece: Piece) -> Iterable[Frame]:
         index, text = piece.reply.index, piece.reasoning + piece.text
+        for told in piece.progress() if self._body.return_progress else ():
+            yield self._chunk([{"index": index, "text": "", "finish_reason": None}], **told)
         chances = chances_of(piece.rounds)
         if not text and not chances:
             return

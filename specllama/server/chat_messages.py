@@ -14,7 +14,7 @@ from specllama.interface import Message
 from specllama.replies.tool_calls import Call
 from specllama.server.conversation import Conversation
 from specllama.server.dialect import Job
-from specllama.server.refusals import Refusal, malformed, not_offered, wrong
+from specllama.server.refusals import malformed, text_only, wrong
 from specllama.server.tools import Tool, ToolChoice, ToolUse, tool_use
 from specllama.text import sanitize_line
 
@@ -26,31 +26,9 @@ logger = logging.getLogger("specllama.server")
 T = TypeVar("T")
 
 
-class ContentPart(msgspec.Struct, omit_defaults=True):
-    """A text, or something else under one of the further names; null there is nothing."""
-
-    type: str | None = None
-    text: str | None = None
-    refusal: str | None = None
-    image_url: Any = msgspec.UNSET
-    video_url: Any = msgspec.UNSET
-    audio_url: Any = msgspec.UNSET
-    input_audio: Any = msgspec.UNSET
-    file: Any = msgspec.UNSET
-    file_id: Any = msgspec.UNSET
-    file_url: Any = msgspec.UNSET
-    file_data: Any = msgspec.UNSET
-
-    @property
-    def words(self) -> str | None:
-        """The text; None if it is something else."""
-        given = [getattr(self, name) for name in _MEDIA]
-        held = [one for one in given if one is not msgspec.UNSET]
-        nothing = "" if held and all(map(is_nothing, held)) else None
-        return next((one for one in (self.text, self.refusal) if one is not None), nothing)
-
-
-_MEDIA = ContentPart.__struct_fields__[3:]
+Content = str | list[dict[str, Any]] | None
+_MEDIA = ("image_url", "video_url", "audio_url", "input_audio", "file", "file_id", "file_url",
+          "file_data")  # fmt: skip
 
 
 def is_nothing(media: Any) -> bool:
@@ -122,7 +100,7 @@ def log_left_out(where: str, kind: str) -> None:
 
 class Turn(msgspec.Struct):
     role: str
-    content: str | list[ContentPart] | None = None
+    content: Content = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[ToolCall] | None = None
@@ -131,7 +109,7 @@ class Turn(msgspec.Struct):
     name: str | None = None
 
 
-def text_of(content: str | Sequence[ContentPart] | None, where: str) -> str:
+def text_of(content: Content, where: str) -> str:
     """Return the text of a content, which stands at this place.
 
     Raises:
@@ -139,15 +117,19 @@ def text_of(content: str | Sequence[ContentPart] | None, where: str) -> str:
     """
     if content is None or isinstance(content, str):
         return content or ""
+    texts: list[str] = []
     for i, part in enumerate(content):
-        if part.words is None:
-            raise text_only(f"{where}[{i}]", part.type or "text")
-    return "\n".join(part.words or "" for part in content)
-
-
-def text_only(where: str, what: str) -> Refusal:
-    """Refuse a picture or the like."""
-    return not_offered(f"{where}: {what}", "models here read text only; leave it out", where)
+        text = next(
+            (part[name] for name in ("text", "refusal") if part.get(name) is not None), None
+        )
+        if text is None:
+            held = [part[name] for name in _MEDIA if name in part]
+            if not held or not all(map(is_nothing, held)):
+                raise text_only(f"{where}[{i}]", str(part.get("type", "text"))[:80])
+        elif not isinstance(text, str):
+            raise wrong(f"{where}[{i}].text", f"{where}[{i}].text: a text is wanted")
+        texts.append(text or "")
+    return "\n".join(texts)
 
 
 def conversation_of(turns: Sequence[Turn], into: Conversation | None = None) -> Conversation:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from specllama import __version__
 from specllama.events import Chance, Chances, Event, RoundDone
-from specllama.interface import Prompt
+from specllama.interface import Message, Prompt
 from specllama.replies.tool_calls import Call
 from specllama.server.refusals import Refusal, spelled
 from specllama.server.sampling_fields import Asked, params_of
@@ -73,7 +73,9 @@ class Job:
         Raises:
             Refusal: a value is wrong; names the field.
         """
-        params = params_of(body, base, names, max_tokens=1 if silent else limit, **more)
+        raw = not any(isinstance(part, Message) for part in prompts[0][:1])
+        more["max_tokens"] = 1 if silent else limit
+        params = params_of(body, base, names, raw=raw, **more)
         stream = bool(body.stream)
         return cls(prompts, params, n, stream, tools=tools, silent=silent, pending=pending)
 

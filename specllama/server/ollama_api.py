@@ -22,30 +22,23 @@ from specllama.events import RoundDone
 from specllama.interface import Message, ModelInfo, Prompt
 from specllama.models.gguf import read_header
 from specllama.replies.tool_calls import RESPONSE
-from specllama.server.chat_completions import think_of
-from specllama.server.chat_messages import (
-    ToolSpec,
-    Turn,
-    conversation_of,
-    messages_of,
-    text_only,
-    tools_of,
-)
+from specllama.server.chat_messages import ToolSpec, Turn, conversation_of, messages_of, tools_of
 from specllama.server.conversation import Conversation
 from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply, Wire, chances_of, in_chat
 from specllama.server.exchange import Json
-from specllama.server.refusals import wrong
+from specllama.server.refusals import text_only, wrong
 from specllama.server.sampling_fields import (
     FIELDS,
     Prediction,
     Sampling,
     Speculation,
+    Thought,
     most_chances,
     params_of,
     schema_text,
 )
 from specllama.server.served import ServedModel
-from specllama.server.service import Naming, Parse, Row, Service, refuses
+from specllama.server.service import KNOWN, Naming, Parse, Row, Service, refuses
 from specllama.server.tools import ToolUse
 from specllama.server.usage import costs, short
 from specllama.settings.params import GenerateParams
@@ -53,8 +46,6 @@ from specllama.settings.params import GenerateParams
 VERSION = "0.14.0"  # clients take it for one with /v1/responses and /v1/messages
 _NAMES = {name: f"options.{field}" for name, field in FIELDS.items() if "." not in field}
 _NAMES |= {"max-tokens": "options.num_predict", "think": "think", "chances": "top_logprobs"}
-_NO_VECTORS = "models are loaded to write, not to embed"
-_NO_MODELS = "no route brings, makes or removes models: specllama hub does"
 
 
 class Options(Sampling, kw_only=True):
@@ -68,7 +59,7 @@ class OllamaTurn(Turn):
     thinking: str | None = None
 
 
-class _Asked(msgspec.Struct, kw_only=True):
+class _Asked(Thought, kw_only=True):
     """The fields of both requests; Ollama's own client writes null for those that are not set."""
 
     model: str | None = None
@@ -108,14 +99,18 @@ def _parse(body: _Asked, prompt: Prompt, base: GenerateParams, tools: ToolUse | 
     options.prediction = body.prediction or options.prediction
     limit = options.num_predict
     form = {"type": "object"} if body.format == "json" else body.format
-    think = {True: "on", False: "off"}.get(body.think, body.think)  # type: ignore[arg-type]
+    for name in Thought.__struct_fields__:
+        if (given := getattr(body, name)) is not None:
+            setattr(options, name, given)
+    if body.think is not None:
+        options.reasoning_effort = {True: "on", False: "off"}.get(body.think, body.think)  # type: ignore[arg-type]
     more = most_chances("top_logprobs", body.top_logprobs or 0) if body.logprobs else None
     params = params_of(
         options,
         base,
         _NAMES,
+        raw=isinstance(prompt, str),
         json_schema=schema_text(form) if form else None,
-        think=think_of(think),
         chances=more,
         max_tokens=-1 if limit is not None and limit <= 0 else limit,
     )
@@ -252,12 +247,10 @@ def _time(seconds: float | None = None) -> str:
 
 
 def rows(service: Service) -> list[Row]:
-    found = [*_about_model(service), *_replies(service)]
-    for what in ("pull", "push", "create", "copy", "delete"):
-        found.append((f"POST|DELETE /api/{what}", refuses(what, _NO_MODELS)))
-    for what in ("embed", "embeddings"):
-        found.append((f"POST /api/{what}", refuses(what, _NO_VECTORS)))
-    return found
+    refused = [
+        (f"POST|DELETE {path}", refuses(path[5:], why)) for path, why in KNOWN.ollama.items()
+    ]
+    return [*_about_model(service), *_replies(service), *refused]
 
 
 def _details(target: ModelInfo) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 
 from specllama.replies.tool_calls import Call
-from specllama.server.chat_completions import think_of
-from specllama.server.chat_messages import ContentPart, log_left_out, parts_of, text_of
+from specllama.server.chat_messages import Content, log_left_out, parts_of, text_of
 from specllama.server.conversation import Conversation
 from specllama.server.dialect import Frame, Job, OpenBlocks, Piece, Reply, now
 from specllama.server.refusals import Refusal, not_offered, wrong
@@ -60,20 +59,16 @@ class ResponsesTool(msgspec.Struct, omit_defaults=True):
 class Item(msgspec.Struct, omit_defaults=True):
     type: str | None = None
     role: str | None = None
-    content: str | list[ContentPart] | None = None
-    summary: list[ContentPart] | None = None
+    content: Content = None
+    summary: list[dict[str, Any]] | None = None
     name: str | None = None
     namespace: str | None = None
     call_id: str | None = None
     arguments: str | None = None
     input: str | None = None
-    output: str | list[ContentPart] | None = None
+    output: Content = None
     encrypted_content: str | None = None
     tools: list[ResponsesTool] | None = None
-
-
-class Reasoning(msgspec.Struct):
-    effort: str | None = None
 
 
 class TextOptions(msgspec.Struct, omit_defaults=True):
@@ -87,13 +82,11 @@ class ResponsesRequest(Asked, kw_only=True):
     max_output_tokens: int | None = None
     previous_response_id: str | None = None
     background: bool | None = None
-    reasoning: Reasoning | None = None
     text: TextOptions | None = None
     tools: list[ResponsesTool] | None = None
     tool_choice: str | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, Any] | None = None
-    top_logprobs: int | None = None
     timings_per_token: bool | None = None
     return_progress: bool | None = None
 
@@ -172,8 +165,7 @@ def parse(body: ResponsesRequest, base: GenerateParams) -> Job:
         pending=conversation.pending,
         limit=body.max_output_tokens,
         tools=tools_of(body),
-        json_schema=schema_of(body.text and body.text.format, "text.format"),
-        think=think_of(body.reasoning.effort if body.reasoning is not None else None),
+        json_schema=schema_of((body.text or TextOptions()).format, "text.format"),
     )
 
 

@@ -10,6 +10,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.resources import files
 from pathlib import Path
 
 from specllama.errors import StoreError
@@ -18,68 +19,9 @@ from specllama.store.message_tree import START
 
 _CHECK_BYTES = 32 * 2**20
 _BESIDE = ("-wal", "-shm")
-_SPACE = "' ' || char(9, 10, 13)"
-# Append only; a database is at version n once the first n have run.
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        """CREATE TABLE sessions (
-            id TEXT PRIMARY KEY,
-            title TEXT NOT NULL,
-            titled INTEGER NOT NULL DEFAULT 0,
-            system TEXT NOT NULL DEFAULT '',
-            settings TEXT NOT NULL DEFAULT '{}',
-            created_s REAL NOT NULL,
-            updated_s REAL NOT NULL,
-            deleted_s REAL
-        )""",
-        """CREATE TABLE messages (
-            session_id TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
-            seq INTEGER NOT NULL,
-            role TEXT NOT NULL,
-            content TEXT NOT NULL,
-            state TEXT NOT NULL DEFAULT 'done',
-            stats TEXT,
-            created_s REAL NOT NULL,
-            PRIMARY KEY (session_id, seq)
-        ) WITHOUT ROWID""",
-        "CREATE INDEX sessions_updated ON sessions(updated_s)",
-    ),
-    (
-        "ALTER TABLE messages ADD COLUMN reasoning TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE messages ADD COLUMN seams TEXT",
-        # thoughts stood in the text, between tags
-        f"""UPDATE messages SET content = ltrim(content, {_SPACE})
-            WHERE role = 'assistant' AND ltrim(content, {_SPACE}) GLOB '<think>*'""",
-        f"""UPDATE messages SET
-                reasoning = trim(substr(content, 8, instr(content, '</think>') - 8), {_SPACE}),
-                content = ltrim(substr(content, instr(content, '</think>') + 8), char(10))
-            WHERE role = 'assistant' AND content GLOB '<think>*</think>*'""",
-        """UPDATE messages SET reasoning = ltrim(substr(content, 8), char(10)), content = ''
-            WHERE role = 'assistant' AND content GLOB '<think>*'""",
-    ),
-    (
-        # versions: the message that each follows, and where the chosen path ends
-        f"ALTER TABLE messages ADD COLUMN parent INTEGER NOT NULL DEFAULT {START}",
-        f"ALTER TABLE sessions ADD COLUMN leaf INTEGER NOT NULL DEFAULT {START}",
-        f"""UPDATE messages SET parent = coalesce(
-            (SELECT max(seq) FROM messages AS earlier
-             WHERE earlier.session_id = messages.session_id AND earlier.seq < messages.seq),
-            {START})""",
-        f"""UPDATE sessions SET leaf = coalesce(
-            (SELECT max(seq) FROM messages WHERE session_id = id), {START})""",
-    ),
-    (
-        # which words stand where was known of a session as it was then
-        "ALTER TABLE sessions ADD COLUMN indexed_s REAL",
-        """CREATE TABLE indexed (
-            number INTEGER PRIMARY KEY,
-            session_id TEXT NOT NULL,
-            seq INTEGER NOT NULL,
-            UNIQUE (session_id, seq)
-        )""",
-    ),
-    ("DROP TABLE indexed",),
-)
+_SQL = files("specllama.store").joinpath("migrations.sql").read_text("utf-8")
+_SQL = _SQL.replace("${START}", str(START)).replace("${SPACE}", "' ' || char(9, 10, 13)")
+MIGRATIONS = tuple(tuple(one.split(";\n")[:-1]) for one in _SQL.split("-- version\n"))
 
 
 def in_memory() -> sqlite3.Connection:
