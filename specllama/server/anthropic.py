@@ -157,13 +157,11 @@ def parse(body: MessagesRequest, base: GenerateParams) -> Job:
     form, place = output.format, "output_config.format"
     if form is None:
         form, place = body.output_format, "output_format"
-    conversation = conversation_of(body)
     return Job.of(
         body,
-        (conversation.messages(),),
+        conversation_of(body),
         base,
         _NAMES,
-        pending=conversation.pending,
         limit=body.max_tokens,
         tools=tools_of(body),
         silent=body.max_tokens == 0,  # it fills the cache

@@ -117,23 +117,21 @@ def parse_chat(body: ChatRequest, base: GenerateParams) -> Job:
             "continue_final_message: a message is not continued where another begins",
         )
     tools = tools_of(body.tools, body.tool_choice, body.parallel_tool_calls)
-    last_is_reply = bool(body.messages) and body.messages[-1].role == "assistant"
-    for name, continues in (
-        ("add_generation_prompt", body.add_generation_prompt is False),
-        ("continue_final_message", body.continue_final_message),
+    goes_on = bool(body.messages) and body.messages[-1].role == "assistant"
+    for name, never in (
+        ("add_generation_prompt", goes_on),
+        ("continue_final_message", not goes_on),
     ):
-        if getattr(body, name) is not None and bool(continues) != last_is_reply:
+        if getattr(body, name) is never:
             why = "a last message of the assistant is continued, any other is answered"
             raise not_offered(name, why, name)
-    conversation = conversation_of(body.messages)
     form = body.response_format
     if form is not None and form.json_schema is not None:
         form.schema = form.json_schema.schema
     return Job.of(
         body,
-        (conversation.messages(),),
+        conversation_of(body.messages),
         base,
-        pending=conversation.pending,
         limit=limit_of(body.n_predict or None, body.max_completion_tokens, body.max_tokens),
         n=n,
         tools=tools,
@@ -221,7 +219,7 @@ class ChatDialect(ChoicesDialect):
 
     def __init__(self, body: ChatRequest, model: str, verbose: Verbose | None = None) -> None:
         super().__init__(body, model)
-        self._verbose = verbose
+        self._verbose, self._logprobs = verbose, body.logprobs
 
     def _delta(self, reply: Reply, delta: dict[str, Any], reason: str | None = None) -> Any:
         return {"index": reply.index, "delta": delta, "finish_reason": reason}
@@ -268,7 +266,7 @@ class ChatDialect(ChoicesDialect):
             message["tool_calls"] = [_spelled(call) for call in reply.calls]
             message["content"] = reply.text or None
         choice = {"index": reply.index, "message": message, "finish_reason": finish_reason(reply)}
-        if self._body.logprobs:
+        if self._logprobs:
             choice["logprobs"] = {"content": in_chat(chances_of(reply.rounds))}
         return choice
 

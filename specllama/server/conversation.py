@@ -12,9 +12,7 @@ from dataclasses import dataclass
 
 from specllama.interface import Message
 from specllama.replies.tool_calls import Call, call_text, result_text
-from specllama.server.refusals import Refusal, wrong
-
-_SHOWN = 80  # characters of a client's own words in an error
+from specllama.server.refusals import wrong
 
 
 @dataclass(slots=True)
@@ -85,7 +83,7 @@ class Conversation:
             self._settle()
             self._calls, self._replying = [], True
         if id and any(one.id == id for one in self._calls):
-            raise wrong(place, f"{place}: another call of this reply has the id {_shown(id)}")
+            raise wrong(place, f"{place}: another call of this reply has the id {id[:80]!r}")
         self._calls.append(_Called(id or "", call.name, place))
         self.write(call_text([call]))
 
@@ -109,30 +107,23 @@ class Conversation:
     def _meant(self, place: str, id: str | None, name: str | None) -> int | None:
         """Return the number of the call that a result answers; None in a conversation without ids
         and calls."""
-        calls = self._calls
-        field = self._id
+        calls, field = self._calls, self._id
         if id and (any(one.id for one in calls) or not calls):
             found = [i for i, one in enumerate(calls) if one.id == id]
-            said = f"the calls before it have no id {_shown(id)}"
+            said = f"the calls before it have no id {id[:80]!r}"
+        elif not calls:
+            return None
         else:
-            if not calls:
-                return None
             found = [i for i, one in enumerate(calls) if not name or one.name == name]
-            said = f"no call before it is one of {_shown(name or '')}"
+            said = f"no call before it is one of {(name or '')[:80]!r}"
             field = self._name if name or self._ordered else field
-        if not found:
-            raise self._wrong(place, field, said)
         if len(found) > 1 and not self._ordered:
-            raise self._wrong(place, self._id, f"it is missing, and {len(found)} calls wait")
-        left = [i for i in found if not calls[i].answered]
-        if not left:
-            raise self._wrong(
-                place, field, f"the call has its result already, at {calls[found[0]].answered}"
-            )
-        return left[0]
-
-    def _wrong(self, place: str, field: str, said: str) -> Refusal:
-        return wrong(f"{place}.{field}", f"{place}.{field}: {said}")
+            field, said = self._id, f"it is missing, and {len(found)} calls wait"
+        elif left := [i for i in found if not calls[i].answered]:
+            return left[0]
+        elif found:
+            said = f"the call has its result already, at {calls[found[0]].answered}"
+        raise wrong(f"{place}.{field}", f"{place}.{field}: {said}")
 
     def _settle(self) -> None:
         """Put the results of the last reply's calls into the order of these calls.
@@ -142,9 +133,9 @@ class Conversation:
         """
         without = [one for one in self._calls if not one.answered]
         if 0 < len(without) < len(self._calls):
-            place, name = without[0].place, _shown(without[0].name)
-            said = f"{place}: this call of {name} has no result, but another of the reply has one"
-            raise wrong(place, said)
+            place, name = without[0].place, without[0].name[:80]
+            said = f"this call of {name!r} has no result, but another of the reply has one"
+            raise wrong(place, f"{place}: {said}")
         in_order = sorted((nth, parts[at]) for parts, at, nth in self._results)
         for (parts, at, _), (_, text) in zip(self._results, in_order, strict=True):
             parts[at] = text
@@ -164,7 +155,3 @@ class Conversation:
         """
         self._settle()
         return tuple(Message(one.role, "\n".join(one.parts), one.thought) for one in self._turns)
-
-
-def _shown(text: str) -> str:
-    return repr(text[:_SHOWN])

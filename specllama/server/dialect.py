@@ -13,8 +13,9 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from specllama import __version__
 from specllama.events import Chance, Chances, Event, RoundDone
-from specllama.interface import Message, Prompt
+from specllama.interface import Prompt
 from specllama.replies.tool_calls import Call
+from specllama.server.conversation import Conversation
 from specllama.server.refusals import Refusal, spelled
 from specllama.server.sampling_fields import Asked, params_of
 from specllama.server.tools import ToolReader, ToolUse
@@ -57,7 +58,7 @@ class Job:
     def of(
         cls,
         body: Asked,
-        prompts: tuple[Prompt, ...],
+        prompts: tuple[Prompt, ...] | Conversation,
         base: GenerateParams,
         names: Mapping[str, str] | None = None,
         *,
@@ -65,7 +66,6 @@ class Job:
         n: int = 1,
         tools: ToolUse | None = None,
         silent: bool = False,
-        pending: str = "",
         **more: Any,
     ) -> Job:
         """Make the job that a request asks for; see ``params_of`` for ``names`` and ``more``.
@@ -73,7 +73,9 @@ class Job:
         Raises:
             Refusal: a value is wrong; names the field.
         """
-        raw = not any(isinstance(part, Message) for part in prompts[0][:1])
+        raw, pending = True, ""
+        if isinstance(prompts, Conversation):
+            raw, pending, prompts = False, prompts.pending, (prompts.messages(),)
         more["max_tokens"] = 1 if silent else limit
         params = params_of(body, base, names, raw=raw, **more)
         stream = bool(body.stream)

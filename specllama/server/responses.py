@@ -156,13 +156,11 @@ def parse(body: ResponsesRequest, base: GenerateParams) -> Job:
         )
     if body.background:
         raise not_offered("background", "nothing is kept", "background")
-    conversation = conversation_of(body)
     return Job.of(
         body,
-        (conversation.messages(),),
+        conversation_of(body),
         base,
         {"think": "reasoning.effort"},
-        pending=conversation.pending,
         limit=body.max_output_tokens,
         tools=tools_of(body),
         json_schema=schema_of((body.text or TextOptions()).format, "text.format"),
