@@ -10,7 +10,7 @@ import msgspec
 
 from specllama.replies.tool_calls import Call
 from specllama.server.chat_messages import log_left_out, parts_of
-from specllama.server.conversation import Conversation
+from specllama.server.chat_turns import ChatTurns
 from specllama.server.dialect import Frame, Job, OpenBlocks, Piece, Reply
 from specllama.server.refusals import Refusal, text_only, wrong
 from specllama.server.sampling_fields import Asked, Format, schema_of
@@ -82,7 +82,7 @@ class MessagesRequest(Asked, kw_only=True):
     thread: Thread | None = None
 
 
-def _read(content: str | list[dict[str, Any]], where: str, out: Conversation) -> None:
+def _read(content: str | list[dict[str, Any]], where: str, out: ChatTurns) -> None:
     """Add a content to the turn of a conversation."""
     if isinstance(content, str):
         out.write(content)
@@ -118,13 +118,13 @@ def _read(content: str | list[dict[str, Any]], where: str, out: Conversation) ->
 
 def _text(content: str | list[dict[str, Any]], where: str) -> str:
     """Return the text of a content that stands alone."""
-    out = Conversation("tool_use_id")
+    out = ChatTurns("tool_use_id")
     out.begin("user")
     _read(content, where, out)
     return out.messages()[0].content
 
 
-def conversation_of(body: MessagesRequest) -> Conversation:
+def conversation_of(body: MessagesRequest) -> ChatTurns:
     """Read the messages.
 
     Raises:
@@ -132,7 +132,7 @@ def conversation_of(body: MessagesRequest) -> Conversation:
     """
     if not body.messages:
         raise wrong("messages", "messages: the conversation is empty")
-    out = Conversation("tool_use_id")
+    out = ChatTurns("tool_use_id")
     if body.system:
         out.begin("system", _text(body.system, "system"))
     for i, turn in enumerate(body.messages):

@@ -12,7 +12,7 @@ import msgspec
 
 from specllama.interface import Message
 from specllama.replies.tool_calls import Call
-from specllama.server.conversation import Conversation
+from specllama.server.chat_turns import ChatTurns
 from specllama.server.dialect import Job
 from specllama.server.refusals import malformed, text_only, wrong
 from specllama.server.tools import Tool, ToolChoice, ToolUse, tool_use
@@ -132,7 +132,7 @@ def text_of(content: Content, where: str) -> str:
     return "\n".join(texts)
 
 
-def conversation_of(turns: Sequence[Turn], into: Conversation | None = None) -> Conversation:
+def conversation_of(turns: Sequence[Turn], into: ChatTurns | None = None) -> ChatTurns:
     """Read the messages into a conversation.
 
     Raises:
@@ -140,7 +140,7 @@ def conversation_of(turns: Sequence[Turn], into: Conversation | None = None) -> 
     """
     if not turns:
         raise wrong("messages", "messages: the conversation is empty")
-    out = Conversation("tool_call_id") if into is None else into
+    out = ChatTurns("tool_call_id") if into is None else into
     for i, turn in enumerate(turns):
         where = f"messages[{i}]"
         if turn.role not in _ROLES:

@@ -15,7 +15,7 @@ from specllama import __version__
 from specllama.events import Chance, Chances, Event, RoundDone
 from specllama.interface import Prompt
 from specllama.replies.tool_calls import Call
-from specllama.server.conversation import Conversation
+from specllama.server.chat_turns import ChatTurns
 from specllama.server.refusals import Refusal, spelled
 from specllama.server.sampling_fields import Asked, params_of
 from specllama.server.tools import ToolReader, ToolUse
@@ -58,7 +58,7 @@ class Job:
     def of(
         cls,
         body: Asked,
-        prompts: tuple[Prompt, ...] | Conversation,
+        prompts: tuple[Prompt, ...] | ChatTurns,
         base: GenerateParams,
         names: Mapping[str, str] | None = None,
         *,
@@ -74,7 +74,7 @@ class Job:
             Refusal: a value is wrong; names the field.
         """
         raw, pending = True, ""
-        if isinstance(prompts, Conversation):
+        if isinstance(prompts, ChatTurns):
             raw, pending, prompts = False, prompts.pending, (prompts.messages(),)
         more["max_tokens"] = 1 if silent else limit
         params = params_of(body, base, names, raw=raw, **more)

@@ -23,7 +23,7 @@ from specllama.interface import Message, ModelInfo, Prompt
 from specllama.models.gguf import read_header
 from specllama.replies.tool_calls import RESPONSE
 from specllama.server.chat_messages import ToolSpec, Turn, conversation_of, messages_of, tools_of
-from specllama.server.conversation import Conversation
+from specllama.server.chat_turns import ChatTurns
 from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply, Wire, chances_of, in_chat
 from specllama.server.exchange import Json
 from specllama.server.refusals import text_only, wrong
@@ -125,7 +125,7 @@ def parse_chat(body: OllamaChat, base: GenerateParams) -> Job:
             raise text_only(f"messages[{i}]", "images")
         turn.reasoning_content = turn.reasoning_content or turn.thinking
         turn.name = turn.tool_name or turn.name
-    read = Conversation("tool_call_id", "tool_name", ordered=True)
+    read = ChatTurns("tool_call_id", "tool_name", ordered=True)
     conversation = conversation_of(turns, read)
     job = _parse(body, conversation.messages(), base, tools_of(body.tools))
     return replace(job, pending=conversation.pending)

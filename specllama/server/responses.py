@@ -10,7 +10,7 @@ import msgspec
 
 from specllama.replies.tool_calls import Call
 from specllama.server.chat_messages import Content, log_left_out, parts_of, text_of
-from specllama.server.conversation import Conversation
+from specllama.server.chat_turns import ChatTurns
 from specllama.server.dialect import Frame, Job, OpenBlocks, Piece, Reply, now
 from specllama.server.refusals import Refusal, not_offered, wrong
 from specllama.server.sampling_fields import Asked, Format, schema_of
@@ -110,13 +110,13 @@ def items_of(body: ResponsesRequest) -> list[Item]:
     return parts_of(given, Item, _KINDS, "input")
 
 
-def conversation_of(body: ResponsesRequest) -> Conversation:
+def conversation_of(body: ResponsesRequest) -> ChatTurns:
     """Read the items.
 
     Raises:
         Refusal: an item cannot be read, or a result belongs to no call.
     """
-    out = Conversation("call_id")
+    out = ChatTurns("call_id")
     if body.instructions:
         out.begin("system", body.instructions)
     thought = ""

@@ -50,8 +50,8 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What clients of other servers ask for and no route carries out, by name: fields that are
-    refused or, for a reason, passed over; routes, with a reason; samplers that are off."""
+    """Wishes of other servers' clients that no route carries out, by name: fields that are refused
+    or, for a reason, passed over; routes, with a reason; samplers that are off."""
 
     refused: dict[str, Refused]
     passed: dict[str, str]

@@ -35,7 +35,7 @@ class _Turn:
     results: bool = False
 
 
-class Conversation:
+class ChatTurns:
     """The turns of a request.
 
     Args:
