@@ -11,13 +11,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from specllama import paths
 from specllama.errors import PairIncompatible
+from specllama.files import DAMAGE
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
@@ -40,6 +44,7 @@ def _word(word: str) -> str:
     return rf"(?<![a-z0-9]){word}(?![a-z0-9])"
 
 
+CARD = "specllama.training"  # the key of what a head learned from, in its file
 _SAME_TEXTS = 0.99  # of the token ids of a head and its target
 _FILES = "specllama.models."
 HEADS = {
@@ -182,6 +187,13 @@ def own_place(target: GgufHeader, kind: str) -> Path:
     own = not foreign and os.access(path.parent, os.W_OK | os.X_OK)
     folder = path.parent if own else _own_folder() / target.fingerprint
     return folder / own_name(target, kind)
+
+
+def trained_for(head: GgufHeader) -> str:
+    """Return the fingerprint of the file that a head was trained for here; "" if it was not."""
+    with suppress(*DAMAGE):
+        return str(msgspec.json.decode(head.text(CARD) or "{}")["fingerprint"])
+    return ""
 
 
 def _own_folder() -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from specllama.errors import BadGguf, ModelUnavailable
+from specllama.models.contents import SHORT, Check, Stamp, known, read, stamp_of
 from specllama.models.ggml_types import FILE_TYPES
 from specllama.models.gguf_format import (
     SPLIT,
@@ -59,9 +60,11 @@ class GgufHeader(Container):
         tensors: of all parts; offsets count from the data start of their own part.
         file_bytes: of all parts together.
         parts: every file of the model; one for a model that is not split.
+        stamps: of the parts, from before they were read.
     """
 
     parts: tuple[Path, ...] = field(repr=False)
+    stamps: tuple[Stamp | None, ...] = field(default=(), repr=False, compare=False)
 
     # -- access ------------------------------------------------------------------------------------
 
@@ -254,7 +257,7 @@ class GgufHeader(Container):
 
     @cached_property
     def fingerprint(self) -> str:
-        """A name for the contents: the header and pieces of the weights, hashed."""
+        """A guess at the contents that takes no time: header and pieces of the weights, hashed."""
         digest = hashlib.sha256()
         for part in self.parts:
             size = part.stat().st_size
@@ -264,7 +267,21 @@ class GgufHeader(Container):
                 for i in range(_PIECES):
                     file.seek(size * i // _PIECES)
                     digest.update(file.read(_PIECE))
-        return digest.hexdigest()[:16]
+        return digest.hexdigest()[:SHORT]
+
+    @property
+    def contents(self) -> str:
+        """A name for all bytes that it was opened with; "" until they were read."""
+        return known(self.stamps)
+
+    def read_contents(self, check: Check = lambda: None) -> str:
+        """Return the same; read them where that was not done.
+
+        Raises:
+            ModelUnavailable: they cannot be read, or the file has changed since it was opened.
+            what ``check`` raises.
+        """
+        return read(zip(self.parts, self.stamps, strict=True), check)
 
     # -- the tokenizer -----------------------------------------------------------------------------
 
@@ -384,12 +401,14 @@ def read_header(path: str | Path) -> GgufHeader:
         CannotLoad: not a GGUF, damaged, truncated, lying, or of an unknown version.
     """
     path = Path(path)
+    stamps = [stamp_of(path)]
     first = parse(path)
     whole = {**vars(first), "parts": _parts(first)}
     if OURS + "embedding" in first.kinds:
         for name in ("metadata", "kinds", "arrays"):
             whole[name] = _own_names(whole[name])
     for number, part in enumerate(whole["parts"][1:], start=1):
+        stamps.append(stamp_of(part))
         other = parse(part)
         if _split_number(other, "split.no") != number:
             name, count = part.name, len(whole["parts"])
@@ -402,7 +421,7 @@ def read_header(path: str | Path) -> GgufHeader:
     expected, found = first.metadata.get("split.tensors.count"), len(whole["tensors"])
     if len(whole["parts"]) > 1 and isinstance(expected, int) and expected != found:
         raise BadGguf(f"{path.name} announces {expected} tensors, its parts hold {found}")
-    return GgufHeader(**whole)
+    return GgufHeader(**whole, stamps=tuple(stamps))
 
 
 def _own_names(keys: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from specllama import paths
 from specllama.errors import ModelUnavailable, SpecllamaError, UsageError
-from specllama.models import catalog, library, package_index, receipts, refs
+from specllama.models import catalog, contents, library, package_index, receipts, refs
 from specllama.models.catalog import HubRef, Package
 from specllama.models.download import Digest, Progress, disk_error, download, part_path
 from specllama.text import did_you_mean, size
@@ -182,12 +182,13 @@ def _elsewhere(repo: str, model: RemoteModel) -> Path | None:
 
 
 def _present(path: Path, file: RemoteFile) -> bool:
-    """True if exactly this file is here: of the same size, and known to be of the same digest."""
-    try:
-        same = path.stat().st_size == file.size
-    except OSError:
+    """True if exactly this file is here: of the same size, and known to be of the same digest. One
+    of ours that was written to since it was hashed is hashed again."""
+    stamp = contents.stamp_of(path)
+    if stamp is None or stamp[1] != file.size or receipts.expected_digest(path) != file.digest:
         return False
-    return same and receipts.expected_digest(path) == file.digest
+    ours = file.digest.kind == "sha256" and receipts.read_receipt(path) is not None
+    return not ours or contents.read([(path, stamp)]) == file.digest.hex
 
 
 def check_space(items: list[PullItem]) -> None:
@@ -270,5 +271,7 @@ def fetch(item: PullItem, client: HubClient, progress: Progress, *, name: str) -
                 )
             origin = item.listing.repo, file.name, item.listing.commit, file.size
             kind, digest = file.digest.kind, file.digest.hex
+            if kind == "sha256":  # it was hashed as it arrived
+                contents.keep(destination, contents.stamp_of(destination), digest)
             receipt = receipts.Receipt(*origin, kind, digest, time.time())
             receipts.write_receipt(destination, receipt)

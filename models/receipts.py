@@ -10,7 +10,8 @@ import contextlib
 import glob
 import os
 import re
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,8 +21,10 @@ import msgspec
 from specllama import paths
 from specllama.errors import ModelUnavailable, SpecllamaError, UsageError
 from specllama.files import DAMAGE, read_json
-from specllama.models import library, trimmed
-from specllama.models.download import CHUNK, Digest, disk_error
+from specllama.models import contents, library
+from specllama.models.companions import own_heads, trained_for
+from specllama.models.contents import SHORT
+from specllama.models.download import Digest, disk_error
 from specllama.models.gguf import read_header
 from specllama.models.gguf_format import is_later_part, part_names
 
@@ -108,28 +111,8 @@ def expected_digest(file: Path) -> Digest | None:
     return None
 
 
-def hash_file(file: Path, digest: Digest, advanced: Callable[[int], None] | None = None) -> str:
-    """Compute the digest of a file's bytes.
-
-    Raises:
-        ModelUnavailable: it cannot be read.
-    """
-    try:
-        with file.open("rb", buffering=0) as stream:
-            state = digest.start(file.stat().st_size)
-            done = 0
-            while chunk := stream.read(CHUNK):
-                state.update(chunk)
-                done += len(chunk)
-                if advanced is not None:
-                    advanced(done)
-    except OSError as error:
-        raise ModelUnavailable(f"{file} cannot be read: {error.strerror or error}") from None
-    return state.hexdigest()
-
-
 def verify(
-    model: library.LocalModel, advanced: Callable[[Path, int], None] | None = None
+    model: library.LocalModel, advanced: Callable[[Path, int], object] = lambda file, n: None
 ) -> list[HashVerdict]:
     """Re-hash every file of a model."""
     verdicts = []
@@ -142,7 +125,11 @@ def verify(
         if digest is None:
             verdicts.append(_structure(file))
             continue
-        found = hash_file(file, digest, partial(advanced, file) if advanced else None)
+        try:
+            with file.open("rb", buffering=0) as stream:
+                found = contents.digest_of(stream, digest, partial(advanced, file))
+        except OSError as error:
+            raise ModelUnavailable(f"{file} cannot be read: {error.strerror or error}") from None
         if found == digest.hex:
             verdicts.append(HashVerdict(file, "ok", f"{digest.kind} {digest.hex[:12]}…"))
         else:
@@ -184,13 +171,48 @@ def removable(model: library.LocalModel) -> list[Path]:
         file = model.path.with_name(name)
         if not file.parent.resolve().is_relative_to(root):
             raise UsageError(f"{file} lies outside {root}: not deleted")
-        files += [copy for copy, _ in trimmed.copies(file)]
         files += [file, receipt_path(file), *file.parent.glob(f"{glob.escape(file.name)}.*.part")]
     return [file for file in files if file.is_symlink() or file.exists()]
 
 
-def remove(model: library.LocalModel) -> int:
-    """Delete a model of ours; returns the bytes freed.
+def belongings(model: library.LocalModel) -> dict[str, list[Path]]:
+    """Group what is kept on disk of a model, besides its own files, by what it is.
+
+    What goes by the contents of another file as well is not among it.
+    """
+    begins, heads = contents.names_of(model.path), list[Path]()
+    with contextlib.suppress(SpecllamaError, OSError):
+        header = read_header(model.path)
+        if contents.of_model(model.path, most=0) in (None, *begins):
+            begins.add(header.fingerprint)
+        heads = [head for head in own_heads(header) if trained_for(read_header(head))]
+    cache, states = paths.cache_dir(), paths.states_dir()
+    folders = {
+        "trained head": [cache / "heads"],
+        "training of a head": [cache / "training"],
+        "copy with fewer words or layers": [cache / "drafts", cache / "self"],
+        "states of conversations": [states],
+        "measurements": [*paths.profiles_dir().glob("*/")],
+    }
+    found = {
+        kind: [
+            one for folder in where for name in begins for one in folder.glob(f"{name[:SHORT]}*")
+        ]
+        for kind, where in folders.items()
+    }
+    beside = [head.with_suffix(".card.json") for head in heads]
+    found["trained head"] += [one for one in (*heads, *beside) if one.exists()]
+    return {kind: sorted({*some}) for kind, some in found.items() if some}
+
+
+def bytes_of(place: Path) -> int:
+    """Return the bytes of a file, or of all files in a folder."""
+    files = place.rglob("*") if place.is_dir() and not place.is_symlink() else [place]
+    return sum(one.lstat().st_size for one in files)
+
+
+def remove(model: library.LocalModel, more: Iterable[Path] = ()) -> int:
+    """Delete a model of ours and what belongs to it; returns the bytes freed.
 
     Raises:
         UsageError: it is not ours to delete.
@@ -198,9 +220,12 @@ def remove(model: library.LocalModel) -> int:
     """
     freed = 0
     try:
-        for file in removable(model):
-            freed += file.lstat().st_size
-            file.unlink()
+        for one in (*more, *removable(model)):
+            freed += bytes_of(one)
+            if one.is_dir() and not one.is_symlink():
+                shutil.rmtree(one)
+            else:
+                one.unlink(missing_ok=True)
         _drop_empty(model.path.parent)
     except OSError as error:
         raise SpecllamaError(f"{model.path} cannot be deleted: {error.strerror}") from None
@@ -215,15 +240,3 @@ def _drop_empty(folder: Path) -> None:
         if inside != root and inside.is_relative_to(root):
             with contextlib.suppress(OSError):
                 candidate.rmdir()
-
-
-def sha256_of(file: Path) -> str:
-    """Return the SHA-256 of a file, from its receipt if that is newer than the file, else computed.
-
-    Raises:
-        ModelUnavailable: it cannot be read.
-    """
-    receipt = read_receipt(file)
-    if receipt is not None and receipt.digest_kind == "sha256":
-        return receipt.digest
-    return hash_file(file, Digest("sha256", ""))

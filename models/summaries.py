@@ -1,6 +1,6 @@
 """A cached line about each model on disk, so that listings do not read every header again.
 
-The cache (``<cache>/headers.json``) is keyed by path, size and modification time. If it is damaged
+The cache (``<cache>/headers.json``) is keyed by path and the stamps of all parts. If it is damaged
 or not writable, that only costs time.
 """
 
@@ -21,11 +21,13 @@ from specllama.errors import SpecllamaError
 from specllama.files import DAMAGE
 from specllama.models import library
 from specllama.models.companions import kind_of, kind_of_name
+from specllama.models.contents import stamp_of
 from specllama.models.gguf import GgufHeader, read_header
+from specllama.models.gguf_format import part_names
 from specllama.models.loadable import check_loadable
 from specllama.models.pairing import active_params
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +110,11 @@ class Summaries:
 
     def get(self, path: Path) -> FileSummary:
         key = str(path.absolute())
-        try:
-            status = path.stat()
-        except OSError:
+        parts = [path.parent / name for name in part_names(path.name)]
+        stamp = [one and list(one) for one in map(stamp_of, parts)]
+        if not all(stamp):
             return summarize(path)
-        stamp, known = [status.st_size, status.st_mtime_ns], self._known.get(key)
+        known = self._known.get(key)
         if isinstance(known, dict) and known.get("stamp") == stamp:
             with contextlib.suppress(*DAMAGE):
                 return msgspec.convert(known["summary"], FileSummary)

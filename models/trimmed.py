@@ -11,7 +11,7 @@ tokenizer, whose tokens are these rows. A text may hold any token, so it is read
 
 The rows that both files have are computed alike, bit for bit. Copies that are made by themselves:
 
-    <cache>/drafts/<model>/NAME.gguf    <model> is a fingerprint of the whole model's file
+    <cache>/drafts/<model>/NAME.gguf    <model> names the contents of the whole model's file
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import numpy as np
 
 from specllama import paths
 from specllama.arrays import IntArray
-from specllama.errors import BadGguf, SpecllamaError, UnsupportedModel
+from specllama.errors import BadGguf, UnsupportedModel
+from specllama.models.contents import SHORT
 from specllama.models.ggml_types import tensor_bytes
 from specllama.models.gguf import OURS, GgufHeader, read_header
 from specllama.models.gguf_writer import ALIGNMENT, TYPE_IDS, Value, stored, write_gguf
@@ -153,17 +154,13 @@ def folder() -> Path:
 
 
 def place(header: GgufHeader) -> Path:
-    """Return the path of a model's copy in the cache."""
-    return folder() / header.fingerprint / header.path.name
+    """Return the path of a copy in the cache, of a model whose contents are known."""
+    return folder() / header.contents[:SHORT] / header.path.name
 
 
-def copies(of: Path | None = None) -> list[tuple[Path, int]]:
-    """List the copies in the cache and their bytes, newest first: all, or those of one model."""
-    try:
-        name = "*" if of is None else read_header(of).fingerprint
-    except (SpecllamaError, OSError):
-        return []
-    found = [(file, file.stat()) for file in folder().glob(f"{name}/*")]
+def copies() -> list[tuple[Path, int]]:
+    """List the copies in the cache and their bytes, newest first."""
+    found = [(file, file.stat()) for file in folder().glob("*/*")]
     found.sort(key=lambda one: -one[1].st_mtime)
     return [(file, about.st_size) for file, about in found]
 

@@ -138,6 +138,7 @@ class EngineInfo:
         here: names the build and the machine, on which costs depend.
         lanes: conversations that it writes at once.
         reads_ahead: whether it reads a message that is still being typed.
+        idle_bytes: the most that texts of idle conversations may take beside its contexts.
     """
 
     target: ModelInfo
@@ -155,6 +156,7 @@ class EngineInfo:
     methods: tuple[MethodInfo, ...] = ()
     lanes: int = 1
     reads_ahead: bool = False
+    idle_bytes: int = 0
     here: str = ""
 
     @property

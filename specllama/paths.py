@@ -9,14 +9,19 @@ import contextlib
 import importlib.util
 import os
 import shlex
+import shutil
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 from specllama.errors import UsageError
 
 HOME_VARIABLE = "SPECLLAMA_HOME"
+_LOCK = ".lock"
+_BEGUN_S = 10.0  # a folder that is younger may not have its lock yet
 
 
 def _base(kind: str) -> Path:
@@ -127,6 +132,26 @@ def replace_file(path: Path, *parts: bytes | bytearray | memoryview) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def scratch(name: str) -> Iterator[Path]:
+    """Make a folder for the block among the temporary ones, once those are removed that killed
+    processes left under this name: whoever uses one holds a lock in it."""
+    from filelock import FileLock, Timeout
+
+    begin = f"specllama-{name}-"
+    for left in Path(tempfile.gettempdir()).glob(f"{begin}*"):
+        with contextlib.suppress(OSError, Timeout):
+            about = left.lstat()
+            if about.st_uid == os.getuid() and time.time() - about.st_mtime > _BEGUN_S:
+                with FileLock(left / _LOCK, timeout=0):
+                    shutil.rmtree(left, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix=begin, ignore_cleanup_errors=True) as folder,
+        FileLock(Path(folder) / _LOCK),
+    ):
+        yield Path(folder)
 
 
 def standing(folder: Path) -> Path:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from specllama.cancel import Cancel
     from specllama.events import Report
     from specllama.interface import ModelInfo
+    from specllama.models.gguf import GgufHeader
 
 # which tokens of a pass return a row of logits; "states" are made by a head's encoder, without any
 Outputs = Literal["all", "last", "none", "states"]
@@ -421,13 +422,14 @@ class Opened:
     """A model and its pool. ``info`` holds the facts for people.
 
     ``key`` names everything by which cells of the pool would be others, where they are kept on
-    disk; "" keeps none.
+    disk, but for the contents of its ``files``; "" keeps none.
     """
 
     pool: Pool
     vocab: Vocab
     info: ModelInfo
     key: str = ""
+    files: tuple[GgufHeader, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,12 +437,12 @@ class Own:
     """The drafters made for one target only, by method.
 
     ``parts`` are for the methods to use (``Kit.own``), ``reasons`` say why one that was looked
-    for is not there, ``keys`` name the files of heads as ``Opened.key`` does those of a model.
+    for is not there, ``files`` are those of heads.
     """
 
     parts: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
-    keys: dict[str, str] = field(default_factory=dict)
+    files: dict[str, GgufHeader] = field(default_factory=dict)
 
 
 class Maker(Protocol):

@@ -153,6 +153,7 @@ class LoadedModel:
     model: LlamaModel
     pool: LlamaPool
     options: EngineOptions
+    adapters: tuple[GgufHeader, ...] = ()
     on_close: ExitStack = field(default_factory=ExitStack)
 
     @property

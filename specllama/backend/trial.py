@@ -15,7 +15,6 @@ import math
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import msgspec
 
 from specllama.backend import devices, verdicts
 from specllama.errors import CannotLoad
+from specllama.paths import scratch
 
 logger = logging.getLogger("specllama.backend.trial")
 
@@ -158,11 +158,11 @@ def _key() -> dict[str, Any]:
 
 def _tried() -> Ended | None:
     """Return the end of a process that tries this build; None if it is unknown."""
-    with tempfile.TemporaryDirectory(prefix="specllama-trial-", ignore_cleanup_errors=True) as name:
-        model = Path(name) / "every-type.gguf"
+    with scratch("trial") as folder:
+        model = folder / "every-type.gguf"
         try:
             _write(model)
-            died, steps = _run(model, "as stored", "repacked")
+            died, steps = _run(folder, model, "as stored", "repacked")
             if not died:
                 return Ended() if steps[-1:] == ["nothing is left"] else None
             if "repacked" in steps[-1]:
@@ -170,20 +170,20 @@ def _tried() -> Ended | None:
             # types that no file here may have were tried as well
             from specllama.models.refs import bundled
 
-            again, other = _run(bundled("tiny-target"), "as stored")
+            again, other = _run(folder, bundled("tiny-target"), "as stored")
         except (OSError, subprocess.SubprocessError) as error:
             logger.warning("this build of llama.cpp could not be tried: %s", error)
             return None
         return Ended(again, other[-1], stored=False) if again else Ended(died, steps[-1])
 
 
-def _run(model: Path, *layouts: str) -> tuple[str, list[str]]:
-    """Try some layouts in a process of their own; return the signal of which it died, "" if it did
-    not, and the steps that it began."""
+def _run(folder: Path, model: Path, *layouts: str) -> tuple[str, list[str]]:
+    """Try some layouts in a process of their own in a folder, which gets its core dump; return the
+    signal of which it died, "" if it did not, and the steps that it began."""
     command = [sys.executable or "python3", "-P", str(TRYING), str(model), *layouts]
     ended = subprocess.run(
         command,
-        cwd=tempfile.gettempdir(),
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

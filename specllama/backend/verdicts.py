@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from specllama.files import DAMAGE, read_json
+from specllama.models.contents import SHORT
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
@@ -25,8 +26,9 @@ Verdict = TypeVar("Verdict", bound=msgspec.Struct)
 
 
 def circumstances(header: GgufHeader) -> dict[str, Any]:
-    """Describe the file, the build and the machine, as plain values."""
-    return {"file": header.fingerprint, **here()}
+    """Describe the contents of the file ("" if they were not read), the build and the machine, as
+    plain values."""
+    return {"file": header.contents, **here()}
 
 
 def here() -> dict[str, Any]:
@@ -104,7 +106,8 @@ def _place(schema: str, key: Mapping[str, Any]) -> tuple[bytes, Path]:
     from specllama.paths import profiles_dir
 
     whole = {"schema": schema, **key}
-    path = profiles_dir() / schema.split(".")[1] / f"{name_of(whole)}.json"
+    of = f"{key['file'][:SHORT]}-" if "file" in key else ""
+    path = profiles_dir() / schema.split(".")[1] / f"{of}{name_of(whole)}.json"
     return msgspec.json.encode(whole, order="sorted"), path
 
 

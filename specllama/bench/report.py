@@ -22,9 +22,8 @@ from specllama.backend.cores import usable_cores
 from specllama.backend.devices import cpu_name
 from specllama.bench.experiment import Arm, RunFigures, Task, compare
 from specllama.bench.outcome import Pairs, as_one, between, pairs
-from specllama.errors import ModelUnavailable
 from specllama.interface import EngineInfo, ModelInfo
-from specllama.models.receipts import sha256_of
+from specllama.models.contents import of_model
 from specllama.paths import package_versions
 from specllama.rates import GuessShares, share, total
 from specllama.text import figure
@@ -215,15 +214,8 @@ def _model(model: ModelInfo, hashes: bool) -> dict[str, Any]:
         "n_params": model.n_params,
         "bytes": model.file_bytes,
         "repacked": model.repacked,
-        "sha256": model.sha256 or (_hash(path) if hashes else None),
+        "sha256": model.sha256 or (of_model(path) if hashes else None),
     }
-
-
-def _hash(path: Path) -> str | None:
-    try:
-        return sha256_of(path)
-    except ModelUnavailable:  # replaced or deleted since it was loaded
-        return None
 
 
 def provenance_lines(data: dict[str, Any]) -> list[str]:

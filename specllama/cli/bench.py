@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from specllama import paths
 from specllama.cli import diagnostics, loading, output
 from specllama.cli.listing import Column, json_option, show_table
 from specllama.cli.options import (
@@ -150,7 +150,7 @@ def run(
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(loading.open_engine(settings, quiet=as_json, measured=True))
         start, facts = _start(engine, base.window)
-        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specllama-bench-")))
+        logs = stack.enter_context(paths.scratch("bench"))
         tasks = tasks_of(chosen, temperatures, max_tokens, seed, ignore_eos=ignore_eos)
         remote = _remote(urls, engine, base, ignore_eos=ignore_eos)
         arms = _arms(engine, base, proposers, lengths, remote, start, logs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,7 +15,7 @@ from specllama import paths
 from specllama.cli import completion, hub_views, output
 from specllama.cli.diagnostics import confirm, yes_option
 from specllama.cli.listing import Column, json_option, listing, note, number, picked, show_table
-from specllama.errors import ModelUnavailable, UsageError
+from specllama.errors import ModelUnavailable, SpecllamaError, UsageError
 from specllama.text import count, did_you_mean, number_of, size
 
 if TYPE_CHECKING:
@@ -290,17 +292,53 @@ def _find(ref: str) -> LocalModel:
 @click.argument("refs", nargs=-1, required=True, shell_complete=completion.models)
 @yes_option
 def rm(refs: tuple[str, ...], yes: bool) -> None:
-    """Delete models that specllama pulled. Models of other tools are never touched."""
+    """Delete models that specllama pulled, and what it made of them: trained heads, copies, states
+    of conversations, measurements. Models of other tools are never touched."""
     from specllama.models import receipts
 
-    models = [_find(ref) for ref in refs]
+    models = {model.path: model for model in map(_find, refs)}.values()
     for model in models:
         receipts.removable(model)
-    total = sum(model.bytes for model in models)
+    with_it = {model.path: _belongings(model) for model in models}
     if not yes:
-        confirm(f"delete {', '.join(model.ref for model in models)} ({size(total)})?")
+        said = (
+            f"{model.ref} ({size(model.bytes)}){_named(with_it[model.path])}" for model in models
+        )
+        confirm(f"delete {'; '.join(said)}?")
     for model in models:
-        note(f"deleted {model.ref}, {size(receipts.remove(model))} freed")
+        more = with_it[model.path]
+        freed = receipts.remove(model, [one for some in more.values() for one in some])
+        note(f"deleted {model.ref}{_named(more)}, {size(freed)} freed")
+
+
+def _belongings(model: LocalModel) -> dict[str, list[Path]]:
+    """See ``receipts.belongings``; with the profiles.
+
+    Raises:
+        UsageError: a head is being trained for it.
+    """
+    from specllama.engine.profiles import profiles_of
+    from specllama.models import receipts
+    from specllama.models.gguf import read_header
+    from specllama.training.training_folder import running
+
+    found = receipts.belongings(model)
+    with suppress(SpecllamaError):
+        header = read_header(model.path)
+        if measured := profiles_of(header):
+            found["measurements"] = [*found.get("measurements", ()), *measured]
+    folders = {one.name for one in found.get("training of a head", ())}
+    if any(one.fingerprint in folders for one in running()):
+        raise UsageError(f"a head is being trained for {model.ref}", "stop train-draft first")
+    return found
+
+
+def _named(more: Mapping[str, Sequence[Path]]) -> str:
+    """Describe what goes with a model."""
+    from specllama.models.receipts import bytes_of
+
+    said = [f"{kind} ({size(sum(map(bytes_of, some)))})" for kind, some in more.items()]
+    return f" with {', '.join(said)}" if said else ""
 
 
 @command.command("verify")

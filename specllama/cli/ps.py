@@ -88,6 +88,10 @@ def command(url: str, api_key_file: Path | None, as_json: bool) -> None:
         Column("unloaded in", _left),
     ]
     listing(as_json, "models", models, columns, empty="no model is loaded")
+    for model in [] if as_json else models:
+        if idle := model.get("idle_bytes"):
+            said = f"{size(idle)} of it at most for texts of idle conversations (kv-ram)"
+            diagnostics.note(f"{model['name']}: {said}")
 
 
 @click.command("stop")

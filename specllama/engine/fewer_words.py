@@ -122,6 +122,7 @@ class DraftMaker:
         from specllama.store.sessions import last_replies  # weights are read before it
 
         whole = self._whole
+        whole.read_contents(stop.check)
         known, copy = _known(whole, self._options), _made(whole)
         counts = Counter(chain.from_iterable(self._heard))
         # one that was made is judged by what is written since
@@ -156,15 +157,15 @@ def _knows(copy: GgufHeader, counts: Counter[int]) -> bool:
 def _key(whole: GgufHeader, options: EngineOptions, here: str = "") -> dict[str, object]:
     how = [options.threads, options.repack, options.gpu_layers, options.draft_gpu_layers]
     here = here or verdicts.name_of(verdicts.here())
-    return {"file": whole.fingerprint, "here": here, "how": how}
+    return {"file": whole.contents, "here": here, "how": how}
 
 
 def _known(whole: GgufHeader, options: EngineOptions, here: str = "") -> Tried | None:
     """Return what came of a copy, if one may draft."""
-    if options.draft_tokens != "auto" or whole.rows:
+    if options.draft_tokens != "auto" or whole.rows or not whole.contents:
         return None
     # the build is asked only where something may be known: it may not be fit for this processor
-    if not verdicts.all_known(SCHEMA, {"file": whole.fingerprint}, Tried):
+    if not verdicts.all_known(SCHEMA, {"file": whole.contents}, Tried):
         return None
     return verdicts.known(SCHEMA, _key(whole, options, here), Tried)
 
@@ -173,7 +174,7 @@ def _made(whole: GgufHeader) -> GgufHeader | None:
     """Return the copy that was made earlier; None if there is none, or it is damaged."""
     try:
         path = trimmed.place(whole)
-        found = read_header(path) if path.is_file() else None
+        found = read_header(path) if whole.contents and path.is_file() else None
     except (BadGguf, OSError):
         return None
     return found if found is not None and found.rows else None

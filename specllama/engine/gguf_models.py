@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from specllama.backend import llama, trial, verdicts
+from specllama.backend import llama, llama_log, trial, verdicts
 from specllama.backend.base import Opened, OpenedPair, Own
 from specllama.backend.cores import crowded, physical_cores
 from specllama.backend.embedding import Embedding
@@ -23,7 +23,7 @@ from specllama.engine import fewer_words
 from specllama.engine.gguf_pair import Pair
 from specllama.engine.probing import exactness_of, state_key, time_layouts
 from specllama.errors import CannotLoad
-from specllama.events import LoadProgress, Report
+from specllama.events import LoadProgress, Notice, Report
 from specllama.interface import ModelInfo
 from specllama.models import memory
 from specllama.models.gguf import GgufHeader
@@ -36,6 +36,10 @@ from specllama.settings.params import EngineOptions
 logger = logging.getLogger("specllama.engine.gguf_models")
 
 _SCHEMA = "specllama.threads.v1"
+_NOT_LOCKED = (
+    "mlock on: the system lets this process keep less in memory than the model takes, so parts of "
+    "it may be swapped out; ulimit -l raises that"
+)
 
 
 def _shown(one: LoadedModel) -> Opened:
@@ -58,10 +62,11 @@ def _shown(one: LoadedModel) -> Opened:
         kv_types="/".join(kinds),
         repacked=model.repacks,
         card=read_card(header.metadata).values,
+        sha256=header.contents or None,
         draft_tokens=header.rows or None,
     )
     key = state_key(one) if options.kv_disk != "off" else ""
-    return Opened(pool, model.vocab, info, key)
+    return Opened(pool, model.vocab, info, key, (header, *one.adapters))
 
 
 def open_models(pair: Pair, on_progress: Report, stop: Cancel) -> OpenedPair:
@@ -70,6 +75,8 @@ def open_models(pair: Pair, on_progress: Report, stop: Cancel) -> OpenedPair:
         target, draft = _load(pair, on_progress, stop, closing)
         closing.callback(target.on_close.close)  # before the models
         options = target.options
+        if options.use_mlock and on_progress and any("mlock" in line for line in llama_log.recent):
+            on_progress(Notice(_NOT_LOCKED, "warning", "settings"))
         for one in (target, draft):
             if one is not None:
                 lane = one.pool.open()  # fetches the weights, starts the threads
@@ -168,7 +175,7 @@ def _load_as(
         closing.callback(model.close)
         shape |= {"lanes": options.parallel, "threads": threads, "max_leaves": options.max_leaves}
         pool = open_pool(model, options=own, **shape)
-        return LoadedModel(header, model, pool, own)
+        return LoadedModel(header, model, pool, own, pair.adapters if is_target else ())
 
     threading.Thread(target=_prepare, args=(pair.target.chat_template,), daemon=True).start()
     target = load(pair.target, "target", options, n_ctx=pair.n_ctx, max_rows=options.max_rows)
@@ -190,7 +197,7 @@ class _Count(msgspec.Struct, frozen=True):
 def _choose_threads(one: LoadedModel) -> None:
     """Begin with the number of threads that earlier runs found fastest, and keep the one that this
     run finds; a crowded minute says nothing about the next run."""
-    key = {**verdicts.circumstances(one.header), "most": one.pool.kernels.threads}
+    key = {"file": one.header.fingerprint, **verdicts.here(), "most": one.pool.kernels.threads}
     kept = verdicts.known(_SCHEMA, key, _Count) or _Count(0)
 
     def found(count: int) -> None:

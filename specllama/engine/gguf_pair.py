@@ -38,6 +38,7 @@ class Pair:
     Attributes:
         target, draft: their headers.
         whole: the model of which the draft is a copy in the cache (``fewer_words``).
+        adapters: headers of the adapters of the target.
         translated: the draft speaks other tokens than the target.
         length: of the context, and why it was chosen.
         options: as they were given.
@@ -53,10 +54,29 @@ class Pair:
     plan: placement.OffloadPlan | None = None
     lanes: int = 1
     whole: GgufHeader | None = None
+    adapters: tuple[GgufHeader, ...] = ()
 
     @property
     def n_ctx(self) -> int:
         return self.length.tokens
+
+    def not_followed(self) -> list[str]:
+        """Describe what was set and cannot be had on this machine, which goes on without."""
+        options, drafts = self.options, self.draft is not None
+        asked = {"gpu-layers": options.gpu_layers}
+        asked |= {"draft-gpu-layers": options.draft_gpu_layers} if drafts else {}
+        on_gpu = [f"{name} {n}" for name, n in asked.items() if n not in ("auto", "0")]
+        said = []
+        if on_gpu and (self.plan is None or not self.plan.gpus):
+            said.append(
+                f"{' and '.join(on_gpu)}: llama.cpp can use no GPU here, so all layers are on the "
+                "CPU; specllama doctor tells why"
+            )
+        elif self.plan is not None:
+            said += self.plan.warnings
+        if options.repack == "on" and not trial.repacks():
+            said.append(f"repack on: the weights stay {self.layout}")
+        return said
 
     @property
     def fits(self) -> bool:
@@ -217,11 +237,11 @@ def read_pair(target: Path, draft: Path | None, options: EngineOptions) -> Pair:
             logger.info("pair: %s", warning)
         if not translated and (copy := fewer_words.chosen(second, options)) is not None:
             second, whole = copy, second
-    for text in options.loras:
-        adapter = Path(Adapter.read(text).path)
-        check_adapter(read_header(adapter), header)
-    made = Pair(header, second, translated, context.LEAST_LENGTH, options, whole=whole)
-    pair = with_context(made)
+    adapters = tuple(read_header(Adapter.read(text).path) for text in options.loras)
+    for adapter in adapters:
+        check_adapter(adapter, header)
+    made = Pair(header, second, translated, context.LEAST_LENGTH, options)
+    pair = with_context(replace(made, whole=whole, adapters=adapters))
     for line in pair.lines():
         logger.info("%s", line)
     return pair.require_fit()

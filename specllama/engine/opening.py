@@ -136,8 +136,9 @@ def open_gguf(
     from specllama.engine.gguf_pair import read_pair
 
     pair = read_pair(target, draft, options)
-    for said in trial.untold():
-        on_progress(Notice(said, "warning", "trial"))
+    for topic, told in (("trial", trial.untold()), ("settings", pair.not_followed())):
+        for said in told:
+            on_progress(Notice(said, "warning", topic))
     from specllama.engine.gguf_models import open_models
 
     return open_models(pair, on_progress, stop)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specllama.arrays import FloatArray, IntArray
 from specllama.backend.base import Context, Maker, OpenedPair, Own, Pool, Vocab
@@ -25,6 +26,7 @@ from specllama.events import Notice, Report
 from specllama.grammar.guide import Guides
 from specllama.grammar.source import source_of
 from specllama.interface import EngineInfo
+from specllama.models.contents import SHORT, Check
 from specllama.settings.params import BREAKERS_LIMIT, GenerateParams, disk_bytes
 from specllama.speculative.drafting import method
 from specllama.speculative.drafting.drafter import Drafter
@@ -35,6 +37,9 @@ from specllama.speculative.sampling import Constraint, SamplerChain
 from specllama.store.sessions import is_stored
 from specllama.store.states import States
 from specllama.store.texts import read_texts
+
+if TYPE_CHECKING:
+    from specllama.models.gguf import GgufHeader
 
 
 class SamplerChains:
@@ -223,13 +228,14 @@ def load(opening: OpeningPair) -> Loaded:
         lanes=lanes,
         reads_ahead=lanes == 1 and not pool.forgets,
     )
-
+    idle = options.idle_bytes(info.n_bytes)
+    kv_ram = idle if options.parallel > 1 or options.kv_ram is not None else 0
+    info = replace(info, idle_bytes=kv_ram)
     windows = Windows(open_profile(info), info, pool.plan)
 
     def measured(report: Report) -> EngineInfo:
         return replace(info, **_exactness(opened.measure(report), pool))
 
-    idle = options.idle_bytes(info.n_bytes)
     return Loaded(
         info=info,
         slots=slots,
@@ -240,7 +246,7 @@ def load(opening: OpeningPair) -> Loaded:
         measured=measured,
         layouts=None if windows.profile.costs.other else opened.layouts,
         maker=opened.maker,
-        kv_ram=idle if options.parallel > 1 else 0,
+        kv_ram=kv_ram,
         shelf=_shelf(opened, own, options.kv_disk, idle),
         close=opened.close,
     )
@@ -261,13 +267,24 @@ def _exactness(found: Exactness, pool: Pool) -> dict[str, Any]:
 def _shelf(opened: OpenedPair, own: Own, kv_disk: str, waiting: int) -> Shelf | None:
     """Open the folder for conversations on disk; None if they are not kept there. ``waiting``:
     bytes that may wait for the disk."""
-    if not opened.target.key or kv_disk == "off":
+    target, draft = opened.target, opened.draft
+    if not target.key or kv_disk == "off":
         return None
-    draft = opened.draft
-    beside = [(draft.pool, draft.key)] if draft is not None and draft.key else []
-    keys = StateKeys(opened.target.key, beside, own.keys)
-    there = States(keys.target, most=disk_bytes(kv_disk))
-    return Shelf(there, keys, is_stored, most=waiting)
+
+    def there(check: Check | None) -> tuple[States, StateKeys] | None:
+        def named(files: Sequence[GgufHeader], how: str) -> str:
+            names = [one.contents if check is None else one.read_contents(check) for one in files]
+            whole = hashlib.sha256(" ".join([*names, how]).encode()).hexdigest()[:SHORT]
+            return "-".join([*(name[:SHORT] for name in names[:1]), whole]) if all(names) else ""
+
+        beside = [(one.pool, named(one.files, one.key)) for one in (draft,) if one and one.key]
+        heads = {method: named([file], "") for method, file in own.files.items()}
+        keys = StateKeys(named(target.files, target.key), beside, heads)
+        if not all((keys.target, *(key for _, key in beside), *heads.values())):
+            return None
+        return States(keys.target, most=disk_bytes(kv_disk)), keys
+
+    return Shelf(there, is_stored, most=waiting)
 
 
 def _drafters(

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,6 @@ from specllama.backend.turns import Turn, timed
 from specllama.errors import Cancelled, DoesNotFit, EngineError, SpecllamaError, UsageError
 from specllama.events import Measuring, Report
 from specllama.models import memory
-from specllama.settings.hardware import Adapter
 from specllama.text import size
 
 if TYPE_CHECKING:
@@ -75,10 +73,12 @@ def exactness_of(target: LoadedModel, report: Report = None, *, now: bool) -> Ex
 def _found(target: LoadedModel, report: Report, now: bool) -> Exactness:
     if target.model.has_windows and not target.options.swa_full:
         return Exactness(why_not="cells that have left a window are taken again, in another order")
-    key = kernel_key(target)
-    if not now and verdicts.known(SCHEMA, key, Exactness) is None:
-        return Exactness(rows=0, why_not=LATER)
     try:
+        if now:
+            target.header.read_contents(target.model.stop.check)
+        key = kernel_key(target)
+        if not now and verdicts.known(SCHEMA, key, Exactness) is None:
+            return Exactness(rows=0, why_not=LATER)
         return verdicts.kept(SCHEMA, key, Exactness, lambda: _measure(target, report))
     except Cancelled:
         raise
@@ -234,22 +234,17 @@ def time_layouts(
 
 
 def state_key(one: LoadedModel) -> str:
-    """Name everything that decides the content and the format of a pool's cells."""
+    """Name everything that decides the content and the format of a pool's cells, but for the
+    contents of files."""
     header, pool, options = one.header, one.pool, one.options
     n_ctx = header.metadata.get(header.own("rope.scaling.original_context_length"))
     key = {
         **kernel_key(one),
+        "file": "",
         "version": _STATES,
         "swa": options.swa_full,
         "forgets": pool.forgets,
-        "adapters": [_changed(text) for text in options.loras],
         # some models turn positions otherwise in a context that is longer
         "long": isinstance(n_ctx, int) and pool.n_ctx > n_ctx,
     }
     return verdicts.name_of(key)
-
-
-def _changed(adapter: str) -> list[int]:
-    """Return the size and time of an adapter's file."""
-    stat = Path(Adapter.read(adapter).path).stat()
-    return [stat.st_size, stat.st_mtime_ns]

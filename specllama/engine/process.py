@@ -12,11 +12,10 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from multiprocessing import resource_tracker
+from multiprocessing import reduction, resource_tracker
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from specllama.engine.pulse import Part, Pulse, Watchdog
 from specllama.engine.serving import EngineFactory, OnEvent, in_thread, serve
@@ -69,16 +68,15 @@ class Child:
         self._loop = loop
         self._taking = threading.Lock()
         self._refused: SpecllamaError | None = None  # why it could not load
-        fd, log = tempfile.mkstemp(prefix="specllama-engine-", suffix=".log")
-        os.close(fd)
-        self._log = Path(log)
+        # its output; without a name, nothing of it is left, however either process ends
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe(duplex=True)
         self._conn: Connection = ours
         self._pulse = Pulse()
         self.process = context.Process(
             target=serve,
-            args=(theirs, factory, log, self._pulse),
+            args=(theirs, factory, _Inherited(self._log.fileno()), self._pulse),
             name="specllama-engine",
             daemon=True,
         )
@@ -88,8 +86,7 @@ class Child:
                 self.process.start()
         except BaseException:
             ours.close()
-            with contextlib.suppress(OSError):
-                self._log.unlink()
+            self._log.close()
             raise
         finally:
             theirs.close()
@@ -150,8 +147,6 @@ class Child:
                 self.process.kill()
                 self._reap(REAP_S)
         self._reader.join(REAP_S)
-        with contextlib.suppress(OSError):
-            self._log.unlink()
 
     def _ends(self, grace_s: float) -> bool:
         """True if it ends by itself, as long as it makes progress."""
@@ -288,8 +283,7 @@ class Child:
             self._on_death()
         self._writer.join()  # the child has gone, so no send waits for it
         self._let_go()
-        with contextlib.suppress(OSError):
-            self._log.unlink()
+        self._log.close()
 
 
 _NEXT = "the conversation is kept; your next message starts a fresh engine"
@@ -308,7 +302,22 @@ _CAUSES = {
 }
 
 
-def _obituary(exitcode: int | None, log: Path, when: str, *, loading: bool) -> EngineDied:
+class _Inherited:
+    """A descriptor that a child gets as a number, open, when it is started."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _detached, (reduction.DupFd(self._fd),)
+
+
+def _detached(fd: Any) -> int:
+    number: int = fd.detach()
+    return number
+
+
+def _obituary(exitcode: int | None, log: IO[bytes], when: str, *, loading: bool) -> EngineDied:
     if exitcode is not None and 128 < exitcode < 256:  # a shell's way to say a signal
         exitcode = 128 - exitcode
     if exitcode is not None and exitcode < 0:
@@ -332,15 +341,10 @@ def _obituary(exitcode: int | None, log: Path, when: str, *, loading: bool) -> E
     return EngineDied(f"The engine process ended {when} ({cause}).{said}", hint)
 
 
-def last_words(log: Path) -> str:
+def last_words(log: IO[bytes]) -> str:
     """Return the output line that most likely explains the child's death, without controls."""
-    try:
-        with log.open("rb") as handle:
-            handle.seek(0, os.SEEK_END)
-            handle.seek(max(0, handle.tell() - LAST_WORDS_BYTES))
-            raw = handle.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
+    log.seek(max(0, log.seek(0, os.SEEK_END) - LAST_WORDS_BYTES))
+    raw = log.read().decode("utf-8", "replace")
     # What faulthandler adds is for developers; the reason comes before it.
     text = raw.split("Fatal Python error", 1)[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -261,6 +261,18 @@ def open_profile(info: EngineInfo, folder: Path | None = None) -> Profile:
 
     key = pair_key(info)
     return Profile(profile_path(key, folder or profiles_dir()), key)
+
+
+def profiles_of(target: GgufHeader) -> list[Path]:
+    """List the files of a target's profiles, with every draft model and setting."""
+    from specllama.paths import profiles_dir
+
+    found = []
+    for path in profiles_dir().glob("*.json"):
+        with suppress(OSError, *store.DAMAGE):
+            if _target_key(target).items() <= (store.read(path) or {})["pair"].items():
+                found.append(path)
+    return found
 
 
 def remedies_of(

@@ -307,6 +307,8 @@ class Seats:
 
     def _obey(self) -> None:
         cancels = [cancel for _, cancel in self._taken.values()]
+        if self.shelf is not None:
+            (self.shelf.resting.clear if cancels else self.shelf.resting.set)()
         self._stop.follow(cancels[0] if len(cancels) == 1 else None)
 
     def vacate(self) -> bool:

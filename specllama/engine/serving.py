@@ -248,7 +248,7 @@ class Work(Turns[Any]):
             return self.pop()
 
 
-def serve(conn: Connection, factory: EngineFactory, log: str, pulse: Pulse) -> None:
+def serve(conn: Connection, factory: EngineFactory, log: int, pulse: Pulse) -> None:
     _redirect_output(log)
     # Ctrl-C in a shared terminal reaches the whole process group; the parent decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -440,12 +440,12 @@ def _name(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _redirect_output(log: str) -> None:
-    """Redirect all output of the child to its log: the terminal belongs to the parent."""
-    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.close(fd)
+def _redirect_output(log: int) -> None:
+    """Redirect all output of the child to its log, an open descriptor: the terminal belongs to the
+    parent."""
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
     for name, number in (("stdout", 1), ("stderr", 2)):
         raw = os.fdopen(number, "w", encoding="utf-8", errors="replace", closefd=False, buffering=1)
         setattr(sys, name, raw)

@@ -4,6 +4,10 @@ A text belongs to an owner: a conversation of the store, which has one text at a
 which has many. What an engine knows of a text is as good as new where the same files, build and
 settings made it (``StateKeys``): the state of a target stands in the folder of its key, those of
 draft models and heads carry theirs, so that another draft model costs its own state alone.
+
+The keys name every byte of the files. Where these were never read to their end, the writing thread
+does that, while the engine is at rest; until then nothing is taken from disk, for a prompt is read
+in less time than weights are hashed, and nothing is written.
 """
 
 from __future__ import annotations
@@ -26,17 +30,21 @@ from specllama.backend.lane import Parked
 from specllama.backend.recurrent_pool import Checkpoint, Checkpoints, ParkedWhole
 from specllama.engine.serving import in_thread
 from specllama.engine.slot import HeldText, ParkedText
-from specllama.errors import StoreError
+from specllama.errors import SpecllamaError, StoreError
 from specllama.files import DAMAGE
+from specllama.models.contents import Check
 from specllama.settings.params import SERVER
 from specllama.store import states
 from specllama.store.states import Bytes, StateFile, States
+from specllama.text import size
 from specllama.text_history import common_prefix
 
 logger = logging.getLogger("specllama.engine.shelf")
 
 _SHARED = 8  # a text is worth its bytes where one token in so many is of use
 _CLOSE_S = 10.0  # for what is still to be written when the engine is closed
+_READ_S = 2.0  # for the rest of files that must be read before anything is
+_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,11 @@ class StateKeys:
 
     def pool(self, key: str) -> Pool | None:
         return next((one for one, its in self.pools if its == key), None)
+
+
+Opener = Callable[[Check | None], tuple[States, StateKeys] | None]
+"""Opens the folder of an engine's states; None while a file was not read, unless it gets a check:
+then it reads it, or raises ModelUnavailable for one that has changed since it was loaded."""
 
 
 class _Lane(msgspec.Struct, frozen=True, array_like=True):
@@ -105,8 +118,10 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
 class Shelf:
     """The texts on disk of one engine. Its thread looks them up, and another one writes them.
 
+    Attributes:
+        resting: whether the engine does nothing.
+
     Args:
-        keys: of what is loaded.
         owned: whether an owner is still there; what it left is deleted else.
         most: bytes of memory that texts may take while they wait to be written, besides the one
             that is being written and the newest one; the oldest ones are left out.
@@ -114,19 +129,30 @@ class Shelf:
 
     def __init__(
         self,
-        there: States,
-        keys: StateKeys,
+        opener: Opener,
         owned: Callable[[str], bool] = lambda owner: True,
         *,
         most: int = 1 << 30,
     ) -> None:
-        self._states, self._keys, self._owned, self._most = there, keys, owned, most
+        self._opener, self._owned, self._most = opener, owned, most
+        self._opened: tuple[States, StateKeys] | None = None
+        self.resting = threading.Event()
+        self.resting.set()
         self._outlines: dict[bytes, ParkedText] = {}  # by head, with the scope's name in files
         self._waiting: list[ParkedText] = []  # to be written, the next one in front
         self._change = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = False
         self._trouble = self._told = ""  # why a text was not written, and what was said of that
+
+    def _open(self, check: Check | None = None) -> tuple[States, StateKeys] | None:
+        self._opened = self._opened or self._opener(check)
+        return self._opened
+
+    def _wait(self) -> None:
+        """Wait for the engine to rest, unless it closes."""
+        while not (self._closing or self.resting.wait(_LOOK_S)):
+            pass
 
     # -- finding --
 
@@ -159,7 +185,8 @@ class Shelf:
             waiting = [(one, None) for one in self._waiting if one.held.scope == scope]
         some: list[tuple[ParkedText, StateFile | None]] = [*waiting]
         there: dict[bytes, ParkedText] = {}
-        for found in self._states.found():
+        opened = self._open()
+        for found in opened[0].found() if opened else ():
             if (one := self._outlines.get(found.head) or _outline(found)) is not None:
                 there[found.head] = one
                 if one.held.scope == _hidden(scope):
@@ -168,15 +195,18 @@ class Shelf:
         return some
 
     def _taken(self, found: StateFile, scope: str) -> ParkedText:
+        assert self._opened is not None
         try:
-            head = msgspec.msgpack.decode(found.head, type=_Head)
-            if head.key != self._keys.target:
+            head, keys = msgspec.msgpack.decode(found.head, type=_Head), self._opened[1]
+            if head.key != keys.target:
                 raise StoreError(f"{found.path.name} is of other files, build or settings")
-            return self._whole(head, scope, states.read(found, head.sizes))
+            return self._whole(head, keys, scope, states.read(found, head.sizes))
         except DAMAGE as error:
             raise StoreError(f"{found.path.name} cannot be read: {error}") from None
 
-    def _whole(self, head: _Head, scope: str, parts: Sequence[memoryview]) -> ParkedText:
+    def _whole(
+        self, head: _Head, keys: StateKeys, scope: str, parts: Sequence[memoryview]
+    ) -> ParkedText:
         at = 0
 
         def blob(about: _Lane) -> Blob:
@@ -186,7 +216,7 @@ class Shelf:
 
         target, beside, heads = blob(head.target), [], {}
         for key, about in head.beside:
-            one, pool = blob(about), self._keys.pool(key)
+            one, pool = blob(about), keys.pool(key)
             if pool is not None:
                 beside.append((pool, one))
         for name, key, arrays in head.heads:
@@ -195,7 +225,7 @@ class Shelf:
                 for array, part in zip(arrays, parts[at:], strict=False)
             }
             at += len(arrays)
-            if self._keys.heads.get(name) == key:
+            if keys.heads.get(name) == key:
                 heads[name] = held
         return ParkedText(target, head.held(scope), beside, heads)
 
@@ -225,7 +255,10 @@ class Shelf:
             self._closing = True
             self._change.notify_all()
         if self._thread is not None:
-            self._thread.join(_CLOSE_S)
+            if self._opened is None:
+                self._thread.join(_READ_S)
+            if self._opened is not None:
+                self._thread.join(_CLOSE_S)
 
     def _write(self) -> None:
         while True:
@@ -236,8 +269,9 @@ class Shelf:
                 text = self._waiting[0]
             try:
                 self._keep(text)
-            except OSError as error:
-                self._trouble = f"cannot keep a conversation's state: {error.strerror or error}"
+            except (OSError, SpecllamaError) as error:
+                why = (isinstance(error, OSError) and error.strerror) or error
+                self._trouble = f"cannot keep a conversation's state: {why}"
                 logger.warning("%s", self._trouble)
             except Exception:
                 logger.exception("cannot keep a conversation's state")
@@ -250,8 +284,10 @@ class Shelf:
         return owner == SERVER or self._owned(owner)
 
     def _keep(self, text: ParkedText) -> None:
-        whole = _packed(text, self._keys)
-        if whole is None or not self._is_owned(text.held.owner):
+        if (opened := self._open(self._wait)) is None or not self._is_owned(text.held.owner):
+            return
+        there, keys = opened
+        if (whole := _packed(text, keys)) is None:
             return
         head, parts = whole
         owner, tokens, scope = text.held.owner, text.blob.tokens, _hidden(text.held.scope)
@@ -259,13 +295,13 @@ class Shelf:
         if owner == SERVER:
             digest = hashlib.blake2b(np.asarray(tokens, "<i4").tobytes(), digest_size=8)
             name = f"{scope}{digest.hexdigest()}"
-        if not self._states.write(owner, name, head, parts):
-            return
+        if not there.write(owner, name, head, parts):
+            raise StoreError(f"it takes more than {size(there.most)}, the limit (--kv-disk)")
         if owner != SERVER:
             if not self._is_owned(owner):  # it was deleted meanwhile
-                self._states.forget(owner)
+                there.forget(owner)
             return
-        for found in self._states.found():
+        for found in there.found():
             old = _outline(found) if found.owner == owner and found.head != head else None
             if old is not None and old.held.scope == scope and _begins(old.blob.tokens, tokens):
                 states.delete(found)

@@ -25,6 +25,7 @@ from specllama.models.companions import (
     kind_of,
     own_heads,
     require_head,
+    trained_for,
 )
 from specllama.speculative.drafting.method import NO_HEAD, Facts, menu
 
@@ -77,16 +78,16 @@ def open_own(target: LoadedModel, files: Sequence[str]) -> Own:
         if method in own.parts:
             raise PairIncompatible(f"two {method} heads were given", "give one of each kind")
         own.parts[method] = _open(head, target)
-        own.keys[method] = head.fingerprint
+        own.files[method] = head
     for head in known_heads(target.header):
         method = HEADS[kind_of(head)].method
         if method not in own.parts:
-            unasked(method, "", partial(_open, head, target))
-            own.keys[method] = head.fingerprint
+            unasked(method, _outdated(head, target.header), partial(_open, head, target))
+            own.files[method] = head
     if "mtp" not in own.parts:
         layers = partial(_open_checked, "mtp", target.header, target, None)
         unasked("mtp", _no_layers(target.header), layers)
-        own.keys["mtp"] = "layers of the target"
+        own.files["mtp"] = target.header
     unasked("self", pruned.why_not(target.header), partial(OwnLayers, target))
     return own
 
@@ -123,6 +124,8 @@ def read_heads(
     reasons: dict[str, str] = {}
     for head in known_heads(target):
         try:
+            if why := _outdated(head, target):
+                raise PairIncompatible(why)
             found.setdefault(_check(head, target), head)
         except SpecllamaError as error:
             reasons[HEADS[kind_of(head)].method] = error.message
@@ -177,6 +180,16 @@ def known_heads(target: GgufHeader) -> Iterator[GgufHeader]:
             continue
         if kind_of(head) in HEADS:
             yield head
+
+
+def _outdated(head: GgufHeader, target: GgufHeader) -> str:
+    """Explain why a head that is named after a target is not its any more, "" if it is."""
+    if trained_for(head) in ("", target.fingerprint):
+        return ""
+    return (
+        f"{head.path.name} was trained for another file than {target.path.name} is now; "
+        "specllama train-draft makes a new one, --head takes it all the same"
+    )
 
 
 def bundled_heads(target: GgufHeader) -> list[Path]:
@@ -236,7 +249,8 @@ class OwnLayers:
         options = target.options
         drop = pruned.middle_half(target.header.block_count)
         self._said = _advice(drop, pruned.draft_work(target.header, drop))
-        header = pruned.make_draft(target.header, drop, threads=target.threads)
+        check = target.model.stop.check
+        header = pruned.make_draft(target.header, drop, threads=target.threads, check=check)
         if options.check_memory and not target.model.gpu_layers:
             memory.require_fit(
                 memory.estimate_model(

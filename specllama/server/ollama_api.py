@@ -281,9 +281,10 @@ def _running(model: ServedModel) -> dict[str, Any]:
     until = _time(time.time() + left_s) if left_s < math.inf else _time(2**31)
     more = {
         "expires_at": until,
-        "size": model.holds or info.target.file_bytes,
+        "size": (model.holds or info.target.file_bytes) + info.idle_bytes,
         "size_vram": 0,
         "context_length": info.target.n_ctx,
+        "idle_bytes": info.idle_bytes,
         "draft_model": None if info.draft is None else info.draft.name,
         "running": len(model.queue.running),
         "idle_seconds": round(model.idle_for_s, 1),

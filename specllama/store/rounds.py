@@ -19,7 +19,6 @@ import platform
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +27,7 @@ from typing import Any
 import msgspec
 
 from specllama.cancel import Cancel
-from specllama.errors import SpecllamaError, StoreError, UsageError
+from specllama.errors import StoreError, UsageError
 from specllama.events import Event, Finished, Notice, RoundDone, Started, with_unknown
 from specllama.files import DAMAGE
 from specllama.interface import EngineInfo, EngineLike, Message, ModelInfo, Prompt
@@ -38,7 +37,7 @@ from specllama.store.codec import encode, encode_event, params_to_dict
 from specllama.told import Told, news
 
 SCHEMA = "specllama.rounds.v1"
-HASH_BYTES = 64 * 2**20  # larger files are hashed only by hub pull, which leaves a receipt
+HASH_BYTES = 64 * 2**20  # larger models are hashed at rest, or as they are pulled
 _LINE_NAMES = {"start": Started, "round": RoundDone, "finish": Finished}
 _NAME_OF = {cls: name for name, cls in _LINE_NAMES.items()}
 
@@ -143,14 +142,9 @@ class RoundLog:
 
 def _model(info: ModelInfo) -> dict[str, Any]:
     """Describe a model file, with its hash if that is cheap."""
-    known = info.sha256
-    path = Path(info.path)
-    if known is None and path.is_file():
-        from specllama.models.receipts import read_receipt, sha256_of
+    from specllama.models.contents import of_model
 
-        if info.file_bytes <= HASH_BYTES or read_receipt(path) is not None:
-            with suppress(SpecllamaError):  # the log must not stop a run whose model was loaded
-                known = sha256_of(path)
+    known = info.sha256 or (of_model(Path(info.path), HASH_BYTES) if info.path else None)
     return {**info.to_dict(), "sha256": known}
 
 

@@ -16,11 +16,12 @@ import msgspec
 
 from specllama.errors import SpecllamaError
 from specllama.files import DAMAGE, read_json
+from specllama.models.companions import CARD
 from specllama.models.gguf import read_header
 from specllama.paths import replace_file
 
 NAME = "card.json"
-METADATA = "specllama.training"  # the key in the head's file
+METADATA = CARD
 Phase = Literal["write", "read", "train"]
 
 
@@ -128,7 +129,7 @@ def read_training_card(path: Path) -> TrainingCard | None:
 def card_inside(head: Path) -> TrainingCard | None:
     """Read the card in a head's file; None if there is none, or no such file."""
     try:
-        return msgspec.json.decode(read_header(head).text(METADATA) or "", type=TrainingCard)
+        return msgspec.json.decode(read_header(head).text(CARD) or "", type=TrainingCard)
     except (SpecllamaError, *DAMAGE):
         return None
 

@@ -57,7 +57,8 @@ def engine_of(
     shelf = None
     if folder is not None:
         keys = StateKeys(key, [(beside, draft)])
-        shelf = Shelf(States(key, most=most, folder=folder), keys, owned, most=waiting)
+        there = States(key, most=most, folder=folder)
+        shelf = Shelf(lambda check: (there, keys), owned, most=waiting)
     return Engine(replace(parts, slots=(first, *more), kv_ram=kv_ram, shelf=shelf))
 
 
