@@ -32,16 +32,13 @@ Shape = tuple[int | None, ...]  # None: any
 
 # of one layer: name here -> in llama.cpp's files
 LAYER = {
-    "input_layernorm.weight": "attn_norm.weight",
-    "self_attn.q_proj.weight": "attn_q.weight",
-    "self_attn.k_proj.weight": "attn_k.weight",
-    "self_attn.v_proj.weight": "attn_v.weight",
+    "input_layernorm.weight": "attn_norm.weight", "self_attn.q_proj.weight": "attn_q.weight",
+    "self_attn.k_proj.weight": "attn_k.weight", "self_attn.v_proj.weight": "attn_v.weight",
     "self_attn.o_proj.weight": "attn_output.weight",
     "post_attention_layernorm.weight": "ffn_norm.weight",
-    "mlp.gate_proj.weight": "ffn_gate.weight",
-    "mlp.up_proj.weight": "ffn_up.weight",
+    "mlp.gate_proj.weight": "ffn_gate.weight", "mlp.up_proj.weight": "ffn_up.weight",
     "mlp.down_proj.weight": "ffn_down.weight",
-}
+}  # fmt: skip
 # what a configuration leaves out where it equals what its model says by itself
 _BY_ITSELF: dict[str, dict[str, Any]] = {
     "llama": {"intermediate_size": 11008, "max_position_embeddings": 2048},
@@ -208,16 +205,10 @@ class Published:
         """Return the shapes of a layer whose queries, keys and values read N numbers."""
         e, f, q, kv = self.width, self.hidden, self.heads * self.size, self.heads_kv * self.size
         shapes: dict[str, Shape] = {
-            "attn_norm": (e,),
-            "attn_q": (q, inputs),
-            "attn_k": (kv, inputs),
-            "attn_v": (kv, inputs),
-            "attn_output": (e, q),
-            "ffn_norm": (e,),
-            "ffn_gate": (f, e),
-            "ffn_up": (f, e),
-            "ffn_down": (e, f),
-        }
+            "attn_norm": (e,), "attn_q": (q, inputs), "attn_k": (kv, inputs),
+            "attn_v": (kv, inputs), "attn_output": (e, q), "ffn_norm": (e,), "ffn_gate": (f, e),
+            "ffn_up": (f, e), "ffn_down": (e, f),
+        }  # fmt: skip
         return {f"{block}{name}.weight": shape for name, shape in shapes.items()}
 
     def require_fusion(self, tensor: Tensor, n: int, target: GgufHeader) -> None:
@@ -293,17 +284,13 @@ class Published:
         """
         rope, factors = self.rope()
         own: dict[str, Value] = {
-            "block_count": self.blocks,
-            "context_length": target.context_length,
-            "embedding_length": self.width,
-            "feed_forward_length": self.hidden,
-            "attention.head_count": self.heads,
-            "attention.head_count_kv": self.heads_kv,
-            "attention.key_length": self.size,
-            "attention.value_length": self.size,
+            "block_count": self.blocks, "context_length": target.context_length,
+            "embedding_length": self.width, "feed_forward_length": self.hidden,
+            "attention.head_count": self.heads, "attention.head_count_kv": self.heads_kv,
+            "attention.key_length": self.size, "attention.value_length": self.size,
             "attention.layer_norm_rms_epsilon": self.real(self.layer, "rms_norm_eps"),
             "vocab_size": target.vocab_size,
-        }
+        }  # fmt: skip
         name = f"{self.name} for {target.name}"
         keys: dict[str, Value] = {"general.name": name, **stored(target, "tokenizer.")}
         typed = {name: (tensor, _type(tensor, kind)) for name, tensor in tensors.items()}

@@ -104,17 +104,13 @@ def read_facts(header: GgufHeader) -> DflashFacts:
     _check_types(header)
     common = replace(common, own_output=common.own_output or common.own_embedding)
     return DflashFacts(
-        **asdict(common),
-        kind=kind,
-        block=block,
-        mask=mask,
+        **asdict(common), kind=kind, block=block, mask=mask,
         causal=bool(header.flag("dflash.attention.causal")),
         anchored=kind == "dspark" and header.flag("dflash.sample_from_anchor") is not False,
-        candidates=candidates,
-        confident="conf_proj.weight" in tensors,
+        candidates=candidates, confident="conf_proj.weight" in tensors,
         scale=_positive(header, "dflash.logit_scale") or 1.0 if kind == "dflash" else 1.0,
         cap=_positive(header, "dflash.final_logit_softcapping") if kind == "dflash" else 0.0,
-    )
+    )  # fmt: skip
 
 
 def _kind(header: GgufHeader) -> Kind:
@@ -228,13 +224,10 @@ def convert_dflash(
         tensors.pop("token_embd.weight", None)
     layers = _layers(head, said)
     shapes: dict[str, Shape] = {
-        "fc.weight": (None, None),
-        "enc.output_norm.weight": (head.width,),
-        "output_norm.weight": (head.width,),
-        "output.weight": (None, head.width),
-        "token_embd.weight": (None, head.width),
-        **dict.fromkeys(_TABLES, (None, None)),
-    }
+        "fc.weight": (None, None), "enc.output_norm.weight": (head.width,),
+        "output_norm.weight": (head.width,), "output.weight": (None, head.width),
+        "token_embd.weight": (None, head.width), **dict.fromkeys(_TABLES, (None, None)),
+    }  # fmt: skip
     for i in range(head.blocks):
         shapes |= head.attention(f"blk.{i}.", head.width)
         shapes |= {f"blk.{i}.attn_{part}_norm.weight": (head.size,) for part in "qk"}
@@ -296,10 +289,6 @@ def _fit_markov(head: Published, tensors: dict[str, Tensor], vocab: int, said: i
 
 
 HEAD = Head(
-    check=check,
-    open="specllama.backend.heads.llama_heads:open_dflash",
-    memory=memory,
-    recognise=_recognise,
-    convert=convert_dflash,
-    published=("dflash", "dflash2", "dspark"),
-)
+    check=check, open="specllama.backend.heads.llama_heads:open_dflash", memory=memory,
+    recognise=_recognise, convert=convert_dflash, published=("dflash", "dflash2", "dspark"),
+)  # fmt: skip

@@ -82,12 +82,9 @@ def convert_eagle3(
     shapes: dict[str, Shape] = {
         "fc.weight": (None, None),
         "enc.output_norm.weight": (LAYERS_READ * target.embedding_length,),
-        "output_norm.weight": (e,),
-        "output.weight": (None, e),
-        "token_embd.weight": (None, e),
-        "blk.0.attn_norm_2.weight": (e,),
-        **head.attention("blk.0.", 2 * e),
-    }
+        "output_norm.weight": (e,), "output.weight": (None, e), "token_embd.weight": (None, e),
+        "blk.0.attn_norm_2.weight": (e,), **head.attention("blk.0.", 2 * e),
+    }  # fmt: skip
     head.require(tensors, shapes, _MAY_LACK)
     head.require_fusion(tensors["fc.weight"], LAYERS_READ, target)
     normed = config.get("norm_before_fc") is True

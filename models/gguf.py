@@ -383,14 +383,11 @@ class GgufHeader(Container):
             "block_count", "embedding_length", "vocab_size",
         )  # fmt: skip
         return {
-            "path": str(self.path),
-            **{name: getattr(self, name) for name in same},
-            "tokenizer": self.tokenizer_model,
-            "pre_tokenizer": self.pre_tokenizer,
-            "has_chat_template": self.chat_template is not None,
-            "parts": len(self.parts),
+            "path": str(self.path), **{name: getattr(self, name) for name in same},
+            "tokenizer": self.tokenizer_model, "pre_tokenizer": self.pre_tokenizer,
+            "has_chat_template": self.chat_template is not None, "parts": len(self.parts),
             "draft_tokens": self.rows or None,
-        }
+        }  # fmt: skip
 
 
 def read_header(path: str | Path) -> GgufHeader:

@@ -41,18 +41,13 @@ KEEP_ARRAY_BYTES = 1 << 16
 _CHUNK = 4 << 20
 _STRING, _ARRAY = 8, 9
 SCALARS: dict[int, tuple[str, struct.Struct]] = {
-    0: ("u8", struct.Struct("<B")),
-    1: ("i8", struct.Struct("<b")),
-    2: ("u16", struct.Struct("<H")),
-    3: ("i16", struct.Struct("<h")),
-    4: ("u32", struct.Struct("<I")),
-    5: ("i32", struct.Struct("<i")),
-    6: ("f32", struct.Struct("<f")),
-    7: ("bool", struct.Struct("<?")),
-    10: ("u64", struct.Struct("<Q")),
-    11: ("i64", struct.Struct("<q")),
+    0: ("u8", struct.Struct("<B")), 1: ("i8", struct.Struct("<b")),
+    2: ("u16", struct.Struct("<H")), 3: ("i16", struct.Struct("<h")),
+    4: ("u32", struct.Struct("<I")), 5: ("i32", struct.Struct("<i")),
+    6: ("f32", struct.Struct("<f")), 7: ("bool", struct.Struct("<?")),
+    10: ("u64", struct.Struct("<Q")), 11: ("i64", struct.Struct("<q")),
     12: ("f64", struct.Struct("<d")),
-}
+}  # fmt: skip
 _FORMATS = {name: packer.format[-1:] for name, packer in SCALARS.values()}
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")

@@ -266,14 +266,11 @@ class HubClient:
         files, bad = _files(info.siblings or [])
         tags = [tag for tag in info.tags or () if isinstance(tag, str)]
         return Listing(
-            repo=repo,
-            commit=commit,
-            models=_group(files),
-            refused=tuple(bad),
+            repo=repo, commit=commit, models=_group(files), refused=tuple(bad),
             gated=bool(getattr(info, "gated", False)),
             downloads=getattr(info, "downloads", None),
             licence=next((tag[8:] for tag in tags if tag.startswith("license:")), None),
-        )
+        )  # fmt: skip
 
 
 def _files(siblings: list[Any]) -> tuple[list[RemoteFile], list[str]]:

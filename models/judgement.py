@@ -238,16 +238,11 @@ def judge(
     if machine is not None and target.tensor_bytes >= LEAST_BYTES:
         plain, drafted = machine.speeds(ours, its)
     return Judgement(
-        fits="yes" if memory.fits(whole, free) else "no",
-        needs=whole.required,
-        free=free,
-        plain=plain,
-        drafted=drafted,
-        pays_above=None if its is None else pays_above(its.read(), ours.read()),
-        draft=draft,
-        report=report,
-        memory=whole,
-    )
+        fits="yes" if memory.fits(whole, free) else "no", needs=whole.required, free=free,
+        plain=plain, drafted=drafted,
+        pays_above=None if its is None else pays_above(its.read(), ours.read()), draft=draft,
+        report=report, memory=whole,
+    )  # fmt: skip
 
 
 def judge_size(n_bytes: float) -> Judgement:
@@ -302,17 +297,14 @@ class DraftFinding:
     def to_dict(self) -> dict[str, Any]:
         one = self.judged
         return {
-            "ref": self.ref,
-            "path": None if self.path is None else str(self.path),
-            "fits": not one.why,
-            "reason": one.why,
-            "note": self.note,
+            "ref": self.ref, "path": None if self.path is None else str(self.path),
+            "fits": not one.why, "reason": one.why, "note": self.note,
             "params": one.draft.n_params if one.draft else 0,
             "quantization": one.draft.quantization if one.draft else "",
             "required_acceptance": one.pays_above,
             "memory": None if one.memory is None else one.memory.to_dict(),
             "report": None if one.report is None else one.report.to_dict(),
-        }
+        }  # fmt: skip
 
 
 def candidates(target: Path, target_ref: str, drafts: Sequence[str]) -> list[DraftFinding]:

@@ -64,13 +64,9 @@ def read_common(header: GgufHeader, most_layers: int, target_width: int) -> Head
     if fusion is None or fusion.shape != (len(layers) * target_width, width):
         raise BadGguf(f"{name}: its fusion matrix (fc.weight) does not fit the widths it states")
     return HeadFacts(
-        width=width,
-        target_width=target_width,
-        layers=layers,
-        draft_vocab=draft_vocab(header),
-        own_embedding="token_embd.weight" in tensors,
-        own_output="output.weight" in tensors,
-    )
+        width=width, target_width=target_width, layers=layers, draft_vocab=draft_vocab(header),
+        own_embedding="token_embd.weight" in tensors, own_output="output.weight" in tensors,
+    )  # fmt: skip
 
 
 def read_layers(header: GgufHeader, most: int) -> tuple[int, ...]:

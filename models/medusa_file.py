@@ -117,14 +117,9 @@ def read_facts(header: GgufHeader) -> MedusaFacts:
         if own[-1]:
             _require(header, f"head.{h}.output.weight", (width, rows))
     return MedusaFacts(
-        heads=heads,
-        blocks=blocks,
-        width=width,
-        vocab=vocab,
-        vocabulary=header.text(header.own("vocabulary")),
-        rows=rows,
-        own_output=tuple(own),
-    )
+        heads=heads, blocks=blocks, width=width, vocab=vocab,
+        vocabulary=header.text(header.own("vocabulary")), rows=rows, own_output=tuple(own),
+    )  # fmt: skip
 
 
 def _require(header: GgufHeader, name: str, shape: tuple[int, ...]) -> None:
@@ -343,16 +338,10 @@ def convert_medusa(source: Path, destination: Path, target: GgufHeader, kind: st
     elif found.rows < vocab:
         arrays["ids"] = np.arange(found.rows, dtype=np.int32)
     write_heads(
-        destination,
-        arrays,
-        name=f"Medusa heads for {target.name}",
-        heads=found.heads,
-        blocks=found.blocks,
-        width=found.width,
-        vocab=vocab,
-        vocabulary=vocabulary_digest(target),
-        kind=kind.upper(),
-    )
+        destination, arrays, name=f"Medusa heads for {target.name}", heads=found.heads,
+        blocks=found.blocks, width=found.width, vocab=vocab,
+        vocabulary=vocabulary_digest(target), kind=kind.upper(),
+    )  # fmt: skip
 
 
 HEAD = Head(check=_check, open="specllama.backend.heads.medusa_head:open_medusa", memory=_memory)

@@ -305,16 +305,11 @@ def estimate_model(
     if not why_not(header):  # the context that runs the NextN block
         compute += buffer(TREE_ROWS)
     return ModelMemory(
-        weights=header.tensor_bytes,
-        repacked=repacked_bytes(header),
-        kv=kv,
-        compute=compute,
-        output=n_outputs * header.vocab_size * F32,
-        tokenizer=tokenizer_bytes(header),
-        n_ctx=n_ctx,
-        reading=reading,
+        weights=header.tensor_bytes, repacked=repacked_bytes(header), kv=kv, compute=compute,
+        output=n_outputs * header.vocab_size * F32, tokenizer=tokenizer_bytes(header),
+        n_ctx=n_ctx, reading=reading,
         checkpoints=state * running_state.checkpoints(state) * apart,
-    )
+    )  # fmt: skip
 
 
 def _apart(header: GgufHeader, lanes: int) -> int:

@@ -232,22 +232,13 @@ def compare(target: GgufHeader, draft: GgufHeader) -> PairReport:
     templates = (target.chat_template, draft.chat_template)
     same_template = None if None in templates else templates[0] == templates[1]
     return PairReport(
-        target=target.path.name,
-        draft=draft.path.name,
-        problems=tuple(problems),
+        target=target.path.name, draft=draft.path.name, problems=tuple(problems),
         warnings=(*said, *_warnings(target, draft, ratio, same_template)),
-        target_vocab=target.vocab_size,
-        draft_vocab=draft.vocab_size,
-        shared=shared,
-        common=common,
-        differences=differences,
-        ratio=ratio,
-        same_template=same_template,
-        target_context=target.context_length,
-        draft_context=draft.context_length,
-        target_rollback=rollback(target),
-        draft_rollback=rollback(draft),
-    )
+        target_vocab=target.vocab_size, draft_vocab=draft.vocab_size, shared=shared,
+        common=common, differences=differences, ratio=ratio, same_template=same_template,
+        target_context=target.context_length, draft_context=draft.context_length,
+        target_rollback=rollback(target), draft_rollback=rollback(draft),
+    )  # fmt: skip
 
 
 def _token_differences(target: GgufHeader, draft: GgufHeader) -> tuple[list[int], float]:

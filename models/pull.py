@@ -261,14 +261,10 @@ def fetch(item: PullItem, client: HubClient, progress: Progress, *, name: str) -
             else:
                 download(
                     client.session,
-                    client.url(item.listing.repo, file.name, item.listing.commit),
-                    destination,
-                    size=file.size,
-                    digest=file.digest,
-                    headers=client.headers,
-                    progress=progress,
-                    allow_http=client.insecure,
-                )
+                    client.url(item.listing.repo, file.name, item.listing.commit), destination,
+                    size=file.size, digest=file.digest, headers=client.headers,
+                    progress=progress, allow_http=client.insecure,
+                )  # fmt: skip
             origin = item.listing.repo, file.name, item.listing.commit, file.size
             kind, digest = file.digest.kind, file.digest.hex
             if kind == "sha256":  # it was hashed as it arrived

@@ -141,15 +141,10 @@ def prepare(
             "free some space or choose another disk",
         )
     request: dict[str, object] = {
-        "source": str(source.absolute()),
-        "type": kind,
-        "threads": threads,
-        "pure": pure,
-        "requantize": requantize,
-        "output_type": output_type,
-        "prune_layers": list(prune),
+        "source": str(source.absolute()), "type": kind, "threads": threads, "pure": pure,
+        "requantize": requantize, "output_type": output_type, "prune_layers": list(prune),
         "imatrix": None if imatrix is None else str(imatrix.absolute()),
-    }
+    }  # fmt: skip
     return QuantizeJob(header, destination, request, expected)
 
 

@@ -30,13 +30,10 @@ from specllama.models.gguf_format import is_later_part, part_names
 
 FOLDER = ".specllama"
 OWNERS = {
-    "huggingface": "hf cache rm",
-    "lmstudio": "LM Studio",
-    "ollama": "ollama rm",
-    "llama.cpp": "the folder of llama.cpp's cache",
-    "folder": "your file manager",
+    "huggingface": "hf cache rm", "lmstudio": "LM Studio", "ollama": "ollama rm",
+    "llama.cpp": "the folder of llama.cpp's cache", "folder": "your file manager",
     "bundled": "pip uninstall specllama",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

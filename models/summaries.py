@@ -82,19 +82,13 @@ def summarize(path: Path) -> FileSummary:
         reason = error.message
     has_tokens = "tokenizer.ggml.tokens" in header.arrays
     return FileSummary(
-        name=header.name,
-        architecture=header.architecture or "?",
-        quantization=header.quantization,
-        n_params=header.n_params,
-        active_params=active_params(header),
-        context_length=header.context_length,
-        vocab_size=header.vocab_size,
-        tokenizer=header.tokenizer_model or "",
-        fingerprint=fingerprint(header) if has_tokens else "",
-        file_bytes=header.file_bytes,
-        reason=reason,
-        sidecar=kind_of(header),
-    )
+        name=header.name, architecture=header.architecture or "?",
+        quantization=header.quantization, n_params=header.n_params,
+        active_params=active_params(header), context_length=header.context_length,
+        vocab_size=header.vocab_size, tokenizer=header.tokenizer_model or "",
+        fingerprint=fingerprint(header) if has_tokens else "", file_bytes=header.file_bytes,
+        reason=reason, sidecar=kind_of(header),
+    )  # fmt: skip
 
 
 class Summaries:

@@ -28,18 +28,12 @@ class _Props(ctypes.Structure):
     """``ggml_backend_dev_props``."""
 
     _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("description", ctypes.c_char_p),
-        ("free", ctypes.c_size_t),
-        ("total", ctypes.c_size_t),
-        ("kind", ctypes.c_int),
-        ("id", ctypes.c_char_p),
-        ("asynchronous", ctypes.c_bool),
-        ("host_buffer", ctypes.c_bool),
-        ("buffer_from_host_ptr", ctypes.c_bool),
-        ("events", ctypes.c_bool),
+        ("name", ctypes.c_char_p), ("description", ctypes.c_char_p), ("free", ctypes.c_size_t),
+        ("total", ctypes.c_size_t), ("kind", ctypes.c_int), ("id", ctypes.c_char_p),
+        ("asynchronous", ctypes.c_bool), ("host_buffer", ctypes.c_bool),
+        ("buffer_from_host_ptr", ctypes.c_bool), ("events", ctypes.c_bool),
         ("mmap_support", ctypes.c_bool),
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

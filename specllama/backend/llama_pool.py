@@ -163,14 +163,10 @@ class LoadedModel:
     def load(self, header: GgufHeader, **more: Any) -> LlamaModel:
         """Load a further model, which lies where this one does."""
         model = LlamaModel(
-            header.path,
-            pre=header.pre_tokenizer or "",
-            gpu_layers=str(self.model.gpu_layers),
-            devices=self.model.devices,
-            use_mmap=self.options.use_mmap,
-            stop=self.model.stop,
+            header.path, pre=header.pre_tokenizer or "", gpu_layers=str(self.model.gpu_layers),
+            devices=self.model.devices, use_mmap=self.options.use_mmap, stop=self.model.stop,
             **more,
-        )
+        )  # fmt: skip
         self.on_close.callback(model.close)
         return model
 
@@ -209,13 +205,10 @@ def open_pool(
         lanes = lanes if kind is LlamaRunningPool else 1
     rows = max(max_rows, lanes)
     shape = Shape(
-        n_ctx=n_ctx,
-        lanes=lanes,
-        max_rows=rows,
-        max_leaves=min(max_leaves, rows),
+        n_ctx=n_ctx, lanes=lanes, max_rows=rows, max_leaves=min(max_leaves, rows),
         n_batch=max(options.batch(on_gpu=model.gpu_layers != 0), rows),
         apart=kind is LlamaRunningPool and lanes > 1,
-    )
+    )  # fmt: skip
     most = int(ll.llama_max_parallel_sequences())
     if shape.sequences + 2 * model.has_windows > most:
         raise UsageError(

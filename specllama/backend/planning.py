@@ -158,17 +158,14 @@ def plan_offload(
         outputs = options.max_rows if role == "target" else options.max_leaves
         on = own if role == "target" else drafts_own
         return _Placed(
-            role=role,
-            options=place,
-            asked=asked,
-            sizes=sizes(header, place.moves),
+            role=role, options=place, asked=asked, sizes=sizes(header, place.moves),
             experts=layer_weights(header, moves=place.moves, experts=True),
             moves=checked_moves(place, header, on),
             buffer=memory.compute_bytes(header, context, n_outputs=outputs, **on_gpu, **buffers),
             pipelining=memory.pipelining_bytes(header, context, **buffers),
             devices=tuple(device.name for device in devices),
             usable=tuple(device in on for device in devices),
-        )
+        )  # fmt: skip
 
     warnings: list[str] = []
     first = model("target", target, options.gpu_layers, place)
@@ -229,13 +226,9 @@ def _place(model: _Placed, free: list[int], warnings: list[str]) -> Placement:
         used.append(sum(sizes[at : at + count]) + buffer if count else 0)
         at += count
     placed = dataclasses.replace(
-        nowhere,
-        layers=layers,
-        split=tuple(split),
-        bytes=tuple(used),
-        experts=experts,
+        nowhere, layers=layers, split=tuple(split), bytes=tuple(used), experts=experts,
         expert_bytes=sum(model.experts[of - layers : experts]),
-    )
+    )  # fmt: skip
     return _on_devices(placed, model)
 
 

@@ -268,16 +268,10 @@ def probe(
                     found = _Found(1, found.widths, min(found.rows, NARROW[-1]), prober.worst)
                     trees = False
         return Exactness(
-            rows=found.rows,
-            trees=trees,
-            groups=tuple(divided),
-            widths=found.widths,
-            cells=tuple(cells),
-            differs=found.differs,
-            by=found.by,
-            inside=seen is not None,
+            rows=found.rows, trees=trees, groups=tuple(divided), widths=found.widths,
+            cells=tuple(cells), differs=found.differs, by=found.by, inside=seen is not None,
             seconds=perf_counter() - begin,
-        )
+        )  # fmt: skip
     finally:
         context.rollback(0)
 

@@ -85,13 +85,9 @@ def compared(whole: Path, copy: Path, threads: int = 1, repack: bool = False) ->
     for path, read in ((copy, embedding), (whole, None)):
         models.append(LlamaModel(path, embedding=read, gpu_layers="0", repack=repack))
         pool = open_pool(
-            models[-1],
-            n_ctx=256,
-            max_rows=1,
-            threads=threads,
-            options=options,
+            models[-1], n_ctx=256, max_rows=1, threads=threads, options=options,
             any_width=False,
-        )
+        )  # fmt: skip
         lanes.append(pool.open())
     says, n_vocab = embedding.says, embedding.n_vocab
     text = [n_vocab * i // _TOKENS for i in range(_TOKENS)]

@@ -182,13 +182,9 @@ def _run(folder: Path, model: Path, *layouts: str) -> tuple[str, list[str]]:
     signal of which it died, "" if it did not, and the steps that it began."""
     command = [sys.executable or "python3", "-P", str(TRYING), str(model), *layouts]
     ended = subprocess.run(
-        command,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        timeout=PATIENCE_S,
-    )
+        command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, timeout=PATIENCE_S,
+    )  # fmt: skip
     steps = ended.stdout.decode("utf-8", "replace").splitlines()
     code = -ended.returncode
     return (signal.Signals(code).name if code in _FAULTS and steps else ""), steps
@@ -222,16 +218,10 @@ def _write(path: Path) -> None:
         for matrix in ("gate", "up", "down"):
             tensors[f"{block}ffn_{matrix}_exps.weight"] = zeros(name, 2, _WIDTH, _WIDTH)
     sizes = {
-        "vocab_size": _WIDTH,
-        "context_length": _WIDTH,
-        "embedding_length": _WIDTH,
-        "feed_forward_length": _WIDTH,
-        "rope.dimension_count": 64,
-        "attention.head_count": 4,
-        "attention.layer_norm_rms_epsilon": 1e-5,
-        "block_count": len(types),
-        "expert_count": 2,
+        "vocab_size": _WIDTH, "context_length": _WIDTH, "embedding_length": _WIDTH,
+        "feed_forward_length": _WIDTH, "rope.dimension_count": 64, "attention.head_count": 4,
+        "attention.layer_norm_rms_epsilon": 1e-5, "block_count": len(types), "expert_count": 2,
         "expert_used_count": 1,
-    }
+    }  # fmt: skip
     metadata = {"general.architecture": "llama", "tokenizer.ggml.model": "no_vocab"}
     write_gguf(path, metadata | {f"llama.{key}": size for key, size in sizes.items()}, tensors)

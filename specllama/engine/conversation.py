@@ -94,20 +94,15 @@ class Clock:
         draft_ms = stats.draft_ms - self._first_ms[0]
         verify_ms = stats.verify_ms - self._first_ms[1]
         return Timings(
-            load_ms=load_ms,
-            tokenize_ms=self.tokenize_ms,
+            load_ms=load_ms, tokenize_ms=self.tokenize_ms,
             prefill_ms=(self.read - self.reading) * 1e3,
             first_decode_ms=0.0 if first is None else (first - self.read) * 1e3,
             ttft_ms=0.0 if first is None else (first - self.begun) * 1e3,
-            queue_ms=self.queue_ms,
-            decode_ms=decode_s * 1e3,
-            draft_ms=draft_ms,
-            verify_ms=verify_ms,
-            waiting_ms=max(decode_s * 1e3 - draft_ms - verify_ms, 0.0),
+            queue_ms=self.queue_ms, decode_ms=decode_s * 1e3, draft_ms=draft_ms,
+            verify_ms=verify_ms, waiting_ms=max(decode_s * 1e3 - draft_ms - verify_ms, 0.0),
             other_ms=max(self._rounds_s * 1e3 - stats.draft_ms - stats.verify_ms, 0.0),
-            deliver_ms=self._deliver_s * 1e3,
-            tok_per_s=speed(n, decode_s),
-        )
+            deliver_ms=self._deliver_s * 1e3, tok_per_s=speed(n, decode_s),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,19 +200,13 @@ class Conversation:
         wish = params.draft_limit(self._loaded.info.exact_rows)
         limit = min(wish, self._plan.guesses(0, math.inf))
         return Started(
-            prompt_n=len(self._tokens),
-            cached_n=cached,
-            n_ctx=self._target.n_ctx,
-            seed=self._seed,
-            proposer=drafter.name,
-            verify=params.verify,
+            prompt_n=len(self._tokens), cached_n=cached, n_ctx=self._target.n_ctx,
+            seed=self._seed, proposer=drafter.name, verify=params.verify,
             draft_max=0 if drafter.name == "none" else limit,
-            exactness=self._loaded.info.exactness,
-            tokenize_ms=self._clock.tokenize_ms,
-            queue_ms=self._clock.queue_ms,
-            position=self._ready.prepared.position,
+            exactness=self._loaded.info.exactness, tokenize_ms=self._clock.tokenize_ms,
+            queue_ms=self._clock.queue_ms, position=self._ready.prepared.position,
             slot=self._loaded.slots.index(self._slot),
-        )
+        )  # fmt: skip
 
     def _read_prompt(self) -> EventSteps[Row]:
         """Read the uncached part; return the row after the prompt."""
@@ -285,24 +274,13 @@ class Conversation:
         read = self._started.prompt_n - self._started.cached_n
         self._window.prefilled(read, self._started.prompt_n)
         return Rounds(
-            target=self._target,
-            drafter=drafter,
-            tokens=self._tokens,
-            chain=chain,
-            window=self._window,
-            rule=rule,
-            seed=self._seed,
-            coins=self._coins(1),
-            is_stop=self._reply.is_stop,
-            accept=self._accept,
+            target=self._target, drafter=drafter, tokens=self._tokens, chain=chain,
+            window=self._window, rule=rule, seed=self._seed, coins=self._coins(1),
+            is_stop=self._reply.is_stop, accept=self._accept,
             piece=partial(self._loaded.prompting.vocab.piece, special=True),
-            chances=params.chances,
-            inexact=self._inexact,
-            baseline=windows.baseline,
-            undrafted=self._undrafted,
-            begun=self._clock.begun,
-            ended=self._clock.read,
-        )
+            chances=params.chances, inexact=self._inexact, baseline=windows.baseline,
+            undrafted=self._undrafted, begun=self._clock.begun, ended=self._clock.read,
+        )  # fmt: skip
 
     def _inexact(self, rows: int, line: bool, past: int) -> bool:
         """True if a pass's rows may differ from those of single steps, also because a pass of
@@ -403,26 +381,16 @@ class Conversation:
         stats, reply, started = self._stats, self._reply, self._started
         same: dict[str, Any] = {name: getattr(started, name) for name in _AS_STARTED}
         return Finished(
-            reason=reason,
-            **same,
-            text=reply.text,
-            reasoning=reply.reasoning,
-            seams=reply.seams,
-            stop=reply.stop,
-            token_ids=tuple(reply.token_ids),
-            rounds=stats.rounds,
-            draft_n=stats.drafted,
-            draft_n_accepted=stats.accepted,
-            cut=stats.cut,
-            acceptance_rate=stats.acceptance_rate,
+            reason=reason, **same, text=reply.text, reasoning=reply.reasoning,
+            seams=reply.seams, stop=reply.stop, token_ids=tuple(reply.token_ids),
+            rounds=stats.rounds, draft_n=stats.drafted, draft_n_accepted=stats.accepted,
+            cut=stats.cut, acceptance_rate=stats.acceptance_rate,
             mean_acceptance_length=stats.mean_acceptance_length,
             accepted_per_position=tuple(stats.accepted_at),
-            drafted_per_position=tuple(stats.drafted_at),
-            near_ties=stats.near_ties,
+            drafted_per_position=tuple(stats.drafted_at), near_ties=stats.near_ties,
             timings=self._clock.timings(stats, len(reply.token_ids), self._loaded.info.load_ms),
-            message=self._full,
-            verdict=None if started.proposer == "none" else self._judged(),
-        )
+            message=self._full, verdict=None if started.proposer == "none" else self._judged(),
+        )  # fmt: skip
 
     def _judged(self) -> Payoff:
         found = verdict.judge(self._passes, expected_ms=self._window.shortfall_ms())

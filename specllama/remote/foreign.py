@@ -68,15 +68,10 @@ class ForeignEngine(Closes):
     def info(self) -> EngineInfo:
         return EngineInfo(
             target=ModelInfo.elsewhere(self.model.id or self.address.name, self.model.n_ctx),
-            draft=None,
-            exactness=UNPROVEN,
-            exact_rows=0,
-            device=f"{self.name} at {self.address.name}",
-            threads=0,
-            flash_attn=False,
-            load_ms=0.0,
-            has_chat_template=True,
-        )
+            draft=None, exactness=UNPROVEN, exact_rows=0,
+            device=f"{self.name} at {self.address.name}", threads=0, flash_attn=False,
+            load_ms=0.0, has_chat_template=True,
+        )  # fmt: skip
 
     def counters(self) -> Counters | None:
         """Read the server's counts so far; return None if it reports none."""
@@ -257,16 +252,10 @@ class ForeignEngine(Closes):
 
     def _started(self, params: GenerateParams) -> Started:
         return Started(
-            prompt_n=0,
-            cached_n=0,
-            n_ctx=self.model.n_ctx,
-            seed=params.seed or 0,
-            proposer=self.kind.name,
-            verify="",
-            draft_max=0,
-            exactness=UNPROVEN,
+            prompt_n=0, cached_n=0, n_ctx=self.model.n_ctx, seed=params.seed or 0,
+            proposer=self.kind.name, verify="", draft_max=0, exactness=UNPROVEN,
             unknown=frozenset({"prompt_n", "cached_n", "draft_max"} | self._unknown(params)),
-        )
+        )  # fmt: skip
 
     def _unknown(self, params: GenerateParams) -> set[str]:
         """Return the settings of a request that the server decides."""
@@ -285,13 +274,9 @@ class ForeignEngine(Closes):
         n, decode_s = heard.tokens, last_s - first_s
         draft = draft or Drafted(None, None)
         counts = {
-            "draft_n": draft.drafted,
-            "draft_n_accepted": draft.accepted,
-            "prompt_n": heard.prompt_n,
-            "cached_n": heard.cached_n,
-            "rounds": None,
-            "cut": None,
-        }
+            "draft_n": draft.drafted, "draft_n_accepted": draft.accepted,
+            "prompt_n": heard.prompt_n, "cached_n": heard.cached_n, "rounds": None, "cut": None,
+        }  # fmt: skip
         unknown = {name for name, count in counts.items() if count is None}
         counted: dict[str, Any] = {name: count or 0 for name, count in counts.items()}
         return Finished(

@@ -8,21 +8,11 @@ and of preference where ``auto`` has a choice. Nothing is imported here, so that
 from __future__ import annotations
 
 FILES = {
-    "draft": "draft_model",
-    "forced": "forced",
-    "suffix": "suffix",
-    "ngram": "ngram",
-    "prediction": "prediction",
-    "mixed": "mixed",
-    "tree": "draft_tree",
-    "merged": "merged",
-    "lookahead": "lookahead",
-    "mtp": "mtp",
-    "eagle3": "eagle3",
-    "dflash": "dflash",
-    "medusa": "medusa",
-    "self": "own_layers",
-}
+    "draft": "draft_model", "forced": "forced", "suffix": "suffix", "ngram": "ngram",
+    "prediction": "prediction", "mixed": "mixed", "tree": "draft_tree", "merged": "merged",
+    "lookahead": "lookahead", "mtp": "mtp", "eagle3": "eagle3", "dflash": "dflash",
+    "medusa": "medusa", "self": "own_layers",
+}  # fmt: skip
 
 
 def names() -> tuple[str, ...]:

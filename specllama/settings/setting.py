@@ -17,15 +17,9 @@ from specllama.errors import UsageError
 
 Kind = Literal["int", "float", "bool", "text", "texts"]
 Group = Literal[
-    "Model",
-    "Placement",
-    "Speculation",
-    "Sampling",
-    "Length",
-    "Thoughts and template",
-    "Server",
-    "Output",
-]
+    "Model", "Placement", "Speculation", "Sampling", "Length", "Thoughts and template",
+    "Server", "Output",
+]  # fmt: skip
 MOST = 2**31 - 1  # of a whole number that llama.cpp takes
 
 _KEY = "setting"

@@ -150,22 +150,12 @@ class Rounds:
         # what is learned from; of a shared pass what it took alone, without the wait for it
         rest_ms = ms - draft_ms if shared is None else (done - evaluated) * 1e3 + shared.ms
         return self._record(
-            plan,
-            why or self.window.explain(len(draft)),
-            draft,
-            verdict,
-            tuple(new[:kept]),
-            rest_ms if first is None else None,
-            shared,
-            n_past=past,
-            read=read,
+            plan, why or self.window.explain(len(draft)), draft, verdict, tuple(new[:kept]),
+            rest_ms if first is None else None, shared, n_past=past, read=read,
             near_tie=inexact and verdict.gap is not None and verdict.gap < NEAR_TIE,
-            chances=chances,
-            draft_ms=draft_ms,
-            verify_ms=verify_ms,
-            other_ms=ms - draft_ms - verify_ms,
-            wait_ms=wait_ms,
-        )
+            chances=chances, draft_ms=draft_ms, verify_ms=verify_ms,
+            other_ms=ms - draft_ms - verify_ms, wait_ms=wait_ms,
+        )  # fmt: skip
 
     def _commit(self, draft: Draft, verdict: Verdict, new: list[int], kept: int) -> None:
         """Add the first ``kept`` new tokens; drafters learn from all that was judged."""

@@ -160,15 +160,11 @@ def to_json(session: StoredSession) -> str:
     tree = session.tree
     path = tree.path
     data = {
-        "id": session.id,
-        "title": session.title,
-        "created_s": session.created_s,
-        "updated_s": session.updated_s,
-        "system": session.system,
-        "settings": session.settings,
+        "id": session.id, "title": session.title, "created_s": session.created_s,
+        "updated_s": session.updated_s, "system": session.system, "settings": session.settings,
         "messages": [_fields(tree, number) for number in path],
         "other_versions": [_fields(tree, n) for n in tree.messages if n not in set(path)],
-    }
+    }  # fmt: skip
     return json.dumps(data, ensure_ascii=False, indent=2) + "\n"
 
 

@@ -45,18 +45,12 @@ _NAME_OF = {cls: name for name, cls in _LINE_NAMES.items()}
 def circumstances(info: EngineInfo, params: GenerateParams) -> dict[str, Any]:
     """Describe the pair, the settings and the machine."""
     return {
-        "target": _model(info.target),
-        "draft": _model(info.draft) if info.draft else None,
-        "device": info.device,
-        "threads": info.threads,
-        "flash_attn": info.flash_attn,
-        "exactness": info.exactness,
-        "measured": info.measured,
-        "load_ms": info.load_ms,
-        "params": params_to_dict(params),
-        "versions": package_versions(),
+        "target": _model(info.target), "draft": _model(info.draft) if info.draft else None,
+        "device": info.device, "threads": info.threads, "flash_attn": info.flash_attn,
+        "exactness": info.exactness, "measured": info.measured, "load_ms": info.load_ms,
+        "params": params_to_dict(params), "versions": package_versions(),
         "platform": f"{platform.system()} {platform.machine()}",
-    }
+    }  # fmt: skip
 
 
 class RoundLog:
@@ -82,13 +76,10 @@ class RoundLog:
         self._fd: int | None = None
         self._turn = -1
         self._header = {
-            "type": "run",
-            "schema": SCHEMA,
-            "run": self.run,
-            "started": now.isoformat(timespec="milliseconds"),
-            "command": command,
+            "type": "run", "schema": SCHEMA, "run": self.run,
+            "started": now.isoformat(timespec="milliseconds"), "command": command,
             **circumstances(info, params),
-        }
+        }  # fmt: skip
 
     def write(self, event: Event, params: GenerateParams | None = None) -> Notice | None:
         """Append one event; only Started, RoundDone and Finished are logged.

@@ -62,20 +62,14 @@ def run_dict(record: RunRecord) -> dict[str, Any]:
             "acceptance_rate": None if told.at_most else told.acceptance_rate or None,
         }
     return {
-        "run": record.run,
-        "path": str(record.path),
-        "started": header.get("started"),
-        "command": header.get("command"),
-        "target": _model_name(header.get("target")),
-        "draft": _model_name(header.get("draft")),
-        "turns": len(record.turns),
+        "run": record.run, "path": str(record.path), "started": header.get("started"),
+        "command": header.get("command"), "target": _model_name(header.get("target")),
+        "draft": _model_name(header.get("draft")), "turns": len(record.turns),
         "complete": bool(record.turns) and all(turn.finished for turn in record.turns),
-        "skipped_lines": record.skipped,
-        "generation_s": wrote.decode_ms / 1e3,
-        "tok_per_s": wrote.tok_per_s,
-        "verdict": judge(passes_of(record.rounds)).to_dict(),
+        "skipped_lines": record.skipped, "generation_s": wrote.decode_ms / 1e3,
+        "tok_per_s": wrote.tok_per_s, "verdict": judge(passes_of(record.rounds)).to_dict(),
         **figures,
-    }
+    }  # fmt: skip
 
 
 def _model_name(model: Any) -> str | None:

@@ -109,13 +109,10 @@ class Gathering:
         states = np.clip(found, -_MOST, _MOST).astype(np.float16)
         return Features(
             tokens=np.array((*sample.prompt, *sample.reply)[self.first :], np.int32),
-            reply_from=len(sample.prompt) - self.first,
-            inputs=states[:, :-width],
-            final=states[:, -width:],
-            top_ids=np.concatenate(self._ids),
-            top_p=np.concatenate(self._chances),
-            id=sample.id,
-        )
+            reply_from=len(sample.prompt) - self.first, inputs=states[:, :-width],
+            final=states[:, -width:], top_ids=np.concatenate(self._ids),
+            top_p=np.concatenate(self._chances), id=sample.id,
+        )  # fmt: skip
 
 
 class Teacher(Closes):
@@ -161,13 +158,9 @@ class Teacher(Closes):
         if target.is_recurrent or target.is_hybrid:  # keeps a state for each row of a pass
             rows = _LEAST_ROWS
         options = EngineOptions(
-            threads=threads,
-            n_batch=_ROWS,
-            max_rows=rows,
-            max_leaves=1,
-            kv_disk="off",
+            threads=threads, n_batch=_ROWS, max_rows=rows, max_leaves=1, kv_disk="off",
             repack=repack,
-        )
+        )  # fmt: skip
         while True:
             options = replace(options, n_ctx=lanes * longest, parallel=lanes)
             try:

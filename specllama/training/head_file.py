@@ -73,15 +73,11 @@ def head_shape(header: GgufHeader, rows: int, layers: int) -> HeadShape:
     width, size = header.embedding_length, min(header.key_length, 128)
     hidden = min(header.feed_forward_length or 2 * width, 2 * width, 64 * max(1, round(width / 44)))
     return HeadShape(
-        width=width,
-        heads=max(1, width // size),
-        head_size=size,
-        hidden=hidden,
-        fused=max(layers, 1) * width,
-        rows=rows,
+        width=width, heads=max(1, width // size), head_size=size, hidden=hidden,
+        fused=max(layers, 1) * width, rows=rows,
         eps=header.number(header.own("attention.layer_norm_rms_epsilon")) or 1e-5,
         rope_base=header.number(header.own("rope.freq_base")) or 10_000.0,
-    )
+    )  # fmt: skip
 
 
 def other_sizes(head: GgufHeader, target: GgufHeader, layers: Sequence[int]) -> str:

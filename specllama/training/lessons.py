@@ -107,15 +107,10 @@ class TargetFacts:
         index = self._row[ids]
         p[index < 0] = 0
         return Lesson(
-            self.embed(tokens.ravel()).view(b, n, -1),
-            features,
-            final,
-            torch.from_numpy(judged),
-            torch.from_numpy(index).clamp_(min=0),
-            torch.from_numpy(p),
-            torch.from_numpy(index[..., 0]),
-            torch.from_numpy(follows),
-        )
+            self.embed(tokens.ravel()).view(b, n, -1), features, final,
+            torch.from_numpy(judged), torch.from_numpy(index).clamp_(min=0),
+            torch.from_numpy(p), torch.from_numpy(index[..., 0]), torch.from_numpy(follows),
+        )  # fmt: skip
 
 
 class ChainCount:

@@ -139,15 +139,11 @@ class TargetPhases:
         dice = random.Random(self._card.seed)
         counts = Counter(t for sample in self._corpus.samples(False) for t in sample.reply)
         trainer = self._trainer = Trainer(
-            self._target,
-            trimmed.choose(self._target, self._card.words, counts),
-            layers_read(self._target),
-            features=lambda: self._shards.read(False, dice),
-            held_out=lambda: self._shards.read(True),
-            kept=self._folder / CHECKPOINT,
-            plan=TrainingPlan(seed=self._card.seed),
-            start=started_from(self._folder),
-        )
+            self._target, trimmed.choose(self._target, self._card.words, counts),
+            layers_read(self._target), features=lambda: self._shards.read(False, dice),
+            held_out=lambda: self._shards.read(True), kept=self._folder / CHECKPOINT,
+            plan=TrainingPlan(seed=self._card.seed), start=started_from(self._folder),
+        )  # fmt: skip
 
         if (best := self._card.best) is not None and self._card.own:
             found = trainer.judge_again()

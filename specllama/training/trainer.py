@@ -319,18 +319,12 @@ class Trainer:
         """
         state = {
             "target": self.target.header.fingerprint,
-            "words": torch.from_numpy(self.target.words),
-            "half": self._half,
-            "fitted": self._fitted,
-            "best_per_pass": self.best_per_pass,
-            "figures": asdict(self.figures),
-            "dice": self._dice.get_state(),
-            "head": self.head.state_dict(),
-            "average": self.average.state_dict(),
-            "best": self.best,
-            "muon": self._muon.state_dict(),
-            "adam": self._adam.state_dict(),
-        }
+            "words": torch.from_numpy(self.target.words), "half": self._half,
+            "fitted": self._fitted, "best_per_pass": self.best_per_pass,
+            "figures": asdict(self.figures), "dice": self._dice.get_state(),
+            "head": self.head.state_dict(), "average": self.average.state_dict(),
+            "best": self.best, "muon": self._muon.state_dict(), "adam": self._adam.state_dict(),
+        }  # fmt: skip
         write_kept(self.kept, state)
 
     def _restore(self, found: Mapping[str, Any]) -> None:

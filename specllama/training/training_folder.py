@@ -203,14 +203,11 @@ def begin(
             paths.replace_file(folder / START, start.path.read_bytes())
         words = asked["words"] or max(target.vocab_size // _A_SIXTH // _WHOLE * _WHOLE, _FEW)
         return TrainingCard(
-            target.path.name,
-            target.fingerprint,
-            seed=asked["seed"],
+            target.path.name, target.fingerprint, seed=asked["seed"],
             words=min(words, target.vocab_size),
             start=f"{start.path.name} ({start.text('general.name')})" if start else "",
-            best=there,
-            versions=paths.package_versions(),
-        )
+            best=there, versions=paths.package_versions(),
+        )  # fmt: skip
     if card.fingerprint != target.fingerprint:
         raise UsageError(
             f"{folder} holds a training for {card.target}, another file",

@@ -165,7 +165,9 @@ def test_what_was_measured_of_a_model_is_told_and_what_was_not(cli) -> None:
         return next(check["found"] for check in checks if check["name"] == "exactness")
 
     assert told().endswith("specllama tune -m FILE")
-    here = verdicts.circumstances(read_header(bundled("tiny-target")))
+    target = read_header(bundled("tiny-target"))
+    target.read_contents()
+    here = verdicts.circumstances(target)
     found = Exactness(rows=65, trees=True)
     verdicts.keep(SCHEMA, {**here, "repack": False, "threads": 2}, found)
     assert told().startswith("not measured yet"), "that is another layout"

@@ -205,6 +205,7 @@ def test_a_draft_model_is_listed_as_what_runs_of_it(folder: Path) -> None:
     target, options = folder / "large-F32.gguf", EngineOptions()
     row = ChoiceRow(str(target), target.name, path=target)
     whole = read_header(folder / "little-F32.gguf")
+    whole.read_contents()
     key = fewer_words._key(whole, options, "here")
 
     def listed() -> str:

@@ -88,13 +88,9 @@ def eagle_pool(
         model: the head. target: whose matrices it may borrow.
     """
     graph = HeadGraph(
-        reads=facts.width,
-        gives=facts.width,
-        masked=True,
-        selects=False,
-        features=len(facts.layers) * facts.target_width,
-        layers=facts.layers,
-    )
+        reads=facts.width, gives=facts.width, masked=True, selects=False,
+        features=len(facts.layers) * facts.target_width, layers=facts.layers,
+    )  # fmt: skip
     params = head_params(target, threads)
     return HeadPool(model, params, graph, lanes=lanes, leaves=target.max_leaves)
 
@@ -240,13 +236,9 @@ def open_dflash(header: GgufHeader, target: LoadedModel, facts: DflashFacts) -> 
     target.pool.require_layers(facts.layers)
     model = load_head(header, target)
     return DflashPool(
-        model,
-        target.pool,
-        facts,
-        threads=target.threads,
-        lanes=target.options.parallel,
+        model, target.pool, facts, threads=target.threads, lanes=target.options.parallel,
         markov=_markov(header, facts),
-    )
+    )  # fmt: skip
 
 
 class MarkovRows:

@@ -46,30 +46,22 @@ class _InitParams(ctypes.Structure):
 
 # name -> (argument types, result type)
 _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
-    "ggml_init": ([_InitParams], _P),
-    "ggml_free": ([_P], None),
+    "ggml_init": ([_InitParams], _P), "ggml_free": ([_P], None),
     "ggml_new_tensor_1d": ([_P, ctypes.c_int, ctypes.c_int64], _P),
     "ggml_new_tensor_2d": ([_P, ctypes.c_int, ctypes.c_int64, ctypes.c_int64], _P),
-    "ggml_get_data": ([_P], _P),
-    "ggml_mul_mat": ([_P, _P, _P], _P),
-    "ggml_add": ([_P, _P, _P], _P),
-    "ggml_silu": ([_P, _P], _P),
+    "ggml_get_data": ([_P], _P), "ggml_mul_mat": ([_P, _P, _P], _P),
+    "ggml_add": ([_P, _P, _P], _P), "ggml_silu": ([_P, _P], _P),
     "ggml_new_graph_custom": ([_P, ctypes.c_size_t, ctypes.c_bool], _P),
     "ggml_build_forward_expand": ([_P, _P], None),
     "ggml_graph_overhead_custom": ([ctypes.c_size_t, ctypes.c_bool], ctypes.c_size_t),
-    "ggml_tensor_overhead": ([], ctypes.c_size_t),
-    "ggml_backend_cpu_init": ([], _P),
+    "ggml_tensor_overhead": ([], ctypes.c_size_t), "ggml_backend_cpu_init": ([], _P),
     "ggml_backend_cpu_set_n_threads": ([_P, ctypes.c_int], None),
     "ggml_backend_get_default_buffer_type": ([_P], _P),
-    "ggml_backend_alloc_ctx_tensors": ([_P, _P], _P),
-    "ggml_backend_buffer_free": ([_P], None),
-    "ggml_backend_graph_compute": ([_P, _P], ctypes.c_int),
-    "ggml_backend_free": ([_P], None),
-    "ggml_gallocr_new": ([_P], _P),
-    "ggml_gallocr_reserve": ([_P, _P], ctypes.c_bool),
-    "ggml_gallocr_alloc_graph": ([_P, _P], ctypes.c_bool),
-    "ggml_gallocr_free": ([_P], None),
-}
+    "ggml_backend_alloc_ctx_tensors": ([_P, _P], _P), "ggml_backend_buffer_free": ([_P], None),
+    "ggml_backend_graph_compute": ([_P, _P], ctypes.c_int), "ggml_backend_free": ([_P], None),
+    "ggml_gallocr_new": ([_P], _P), "ggml_gallocr_reserve": ([_P, _P], ctypes.c_bool),
+    "ggml_gallocr_alloc_graph": ([_P, _P], ctypes.c_bool), "ggml_gallocr_free": ([_P], None),
+}  # fmt: skip
 
 
 class _Graph(NamedTuple):

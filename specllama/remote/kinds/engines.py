@@ -272,18 +272,11 @@ def _sglang_counters(look: Look) -> Counters | None:
 
 
 SGLANG = alike(
-    name="sglang",
-    title="SGLang",
-    recognise=_is_sglang,
-    read=_from_sglang,
-    fields=MORE_FIELDS,
+    name="sglang", title="SGLang", recognise=_is_sglang, read=_from_sglang, fields=MORE_FIELDS,
     constraints={"json_schema": "", "grammar": "ebnf", "regex": "regex"},
-    always={"return_spec_tokens_details": True},
-    continues={"continue_final_message": True},
-    counters=_sglang_counters,
-    figures_hint="start it with --enable-metrics",
-    thinks=True,
-)
+    always={"return_spec_tokens_details": True}, continues={"continue_final_message": True},
+    counters=_sglang_counters, figures_hint="start it with --enable-metrics", thinks=True,
+)  # fmt: skip
 
 
 _LLAMA_FIELDS = {
@@ -357,27 +350,16 @@ def _turns_away(look: Look) -> bool:
 
 
 LLAMA_SERVER = Kind(
-    name="llama-server",
-    title="llama-server",
-    recognise=_is_llama_server,
-    body=_to_llama_server,
-    read=_from_llama_server,
-    fields=_LLAMA_FIELDS,
-    constraints={"json_schema": "", "grammar": "grammar"},
-    continues={},
-    counters=_counters,
-    figures_hint="start it with --metrics",
-    thinks=True,
-)
+    name="llama-server", title="llama-server", recognise=_is_llama_server,
+    body=_to_llama_server, read=_from_llama_server, fields=_LLAMA_FIELDS,
+    constraints={"json_schema": "", "grammar": "grammar"}, continues={}, counters=_counters,
+    figures_hint="start it with --metrics", thinks=True,
+)  # fmt: skip
 SPECLLAMA = replace(
-    LLAMA_SERVER,
-    name="specllama",
-    title="specllama",
-    recognise=_is_ours,
+    LLAMA_SERVER, name="specllama", title="specllama", recognise=_is_ours,
     constraints={"json_schema": "", "grammar": "grammar", "regex": "structured_outputs.regex"},
-    switches=True,
-    figures_hint="",
-)
+    switches=True, figures_hint="",
+)  # fmt: skip
 
 
 _OLLAMA_FIELDS = {
@@ -429,18 +411,10 @@ def _from_ollama(chunk: Json, heard: Heard) -> tuple[str, str]:
 
 
 OLLAMA = Kind(
-    name="ollama",
-    title="Ollama",
-    recognise=_is_ollama,
-    body=_to_ollama,
-    read=_from_ollama,
-    chat="/api/chat",
-    raw="/api/generate",
-    fields=_OLLAMA_FIELDS,
-    continues={},
-    switches=True,
+    name="ollama", title="Ollama", recognise=_is_ollama, body=_to_ollama, read=_from_ollama,
+    chat="/api/chat", raw="/api/generate", fields=_OLLAMA_FIELDS, continues={}, switches=True,
     thinks=True,
-)
+)  # fmt: skip
 
 
 def _is_mlx(look: Look) -> Found | None:
@@ -513,15 +487,10 @@ def _from_lmstudio(chunk: Json, heard: Heard) -> tuple[str, str]:
 
 
 LMSTUDIO = alike(
-    name="lmstudio",
-    title="LM Studio",
-    recognise=_is_lmstudio,
-    read=_from_lmstudio,
-    chat="/api/v0/chat/completions",
-    raw="/api/v0/completions",
-    fields={**FIELDS, **same("top_k", "min_p", "repeat_penalty")},
-    continues={},
-)
+    name="lmstudio", title="LM Studio", recognise=_is_lmstudio, read=_from_lmstudio,
+    chat="/api/v0/chat/completions", raw="/api/v0/completions",
+    fields={**FIELDS, **same("top_k", "min_p", "repeat_penalty")}, continues={},
+)  # fmt: skip
 MLX_LM = alike(
     name="mlx-lm",
     title="mlx-lm",

@@ -81,14 +81,7 @@ def _open(kit: Kit) -> Drafter:
 
 
 METHOD = Method(
-    name="medusa",
-    label="Medusa",
-    short="Medusa",
-    letter="m",
+    name="medusa", label="Medusa", short="Medusa", letter="m",
     blurb="Extra output heads guess several tokens at once. Needs heads trained for the target.",
-    cost="own",
-    why_not=with_own("medusa", NO_HEAD),
-    open=_open,
-    branches="may",
-    auto=True,
-)
+    cost="own", why_not=with_own("medusa", NO_HEAD), open=_open, branches="may", auto=True,
+)  # fmt: skip

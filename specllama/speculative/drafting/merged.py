@@ -59,13 +59,7 @@ def _open(kit: Kit) -> Drafter:
 
 
 METHOD = Method(
-    name="merged",
-    label="Merged",
-    short="merged",
-    letter="",
+    name="merged", label="Merged", short="merged", letter="",
     blurb="One tree that joins copied text with the draft model's branches.",
-    cost="draft model",
-    why_not=why_no_tree,
-    open=_open,
-    branches="may",
-)
+    cost="draft model", why_not=why_no_tree, open=_open, branches="may",
+)  # fmt: skip

@@ -53,13 +53,9 @@ class SelfDrafter(ChainDrafter):
 
 
 METHOD = Method(
-    name="self",
-    label="Self-speculative",
-    short="layer skip",
-    letter="k",
+    name="self", label="Self-speculative", short="layer skip", letter="k",
     blurb="The target drafts with some of its own layers. Pays if a few layers predict it well.",
-    cost="own",
-    why_not=with_own("self", "layers cannot be dropped from this architecture"),
+    cost="own", why_not=with_own("self", "layers cannot be dropped from this architecture"),
     open=lambda kit: SelfDrafter(kit.own("self").open, n_vocab=kit.target.n_vocab),
     on_request=True,
-)
+)  # fmt: skip

@@ -24,7 +24,7 @@ from specllama.errors import UnsupportedModel
 from specllama.events import Event, Finished, Measuring
 from specllama.models import receipts, trimmed
 from specllama.models.gguf import GgufHeader, read_header
-from specllama.models.library import single
+from specllama.models.library import LocalModel, single
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.store.message_tree import StoredMessage
 from specllama.store.sessions import SessionStore, last_replies
@@ -250,6 +250,10 @@ def test_its_words_are_those_of_the_newest_replies(tmp_path: Path) -> None:
     assert last_replies(path=tmp_path / "none.db") == []
 
 
+def _with_it(path: Path) -> tuple[LocalModel, dict[str, list[Path]]]:
+    return single(path), receipts.belongings(single(path))
+
+
 def test_it_is_listed_bounded_and_deleted_with_its_model(
     pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,9 +267,10 @@ def test_it_is_listed_bounded_and_deleted_with_its_model(
     trimmed.keep_within(1, newest)
     assert [copy for copy, _ in trimmed.copies()] == [newest]
     monkeypatch.setattr("specllama.paths.models_dir", lambda: pair[0].parent)
-    of = next(model for model in pair if trimmed.copies(model))
-    local = single(of)
+    kind = "copy with fewer words or layers"
+    local, more = next((one, more) for one, more in map(_with_it, pair) if kind in more)
+    assert more[kind] == [newest.parent]
     object.__setattr__(local, "source", "specllama")
-    receipts.remove(local)
+    receipts.remove(local, more[kind])
     assert not trimmed.copies()
-    assert not of.exists()
+    assert not local.path.exists()

@@ -5,16 +5,21 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from engines import fake_info, loaded
+from engines import fake_info, fake_model, loaded
 from requests_made import asked
 from table_model import FakePool, FakeTable, FakeVocab
 
+from specllama.backend.base import Opened, OpenedPair
+from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
+from specllama.engine.pair_loading import load
 from specllama.engine.shelf import Shelf, StateKeys
 from specllama.engine.slot import Slot
+from specllama.errors import ModelUnavailable
 from specllama.events import Finished, Notice, Started
 from specllama.settings.params import SERVER, EngineOptions, GenerateParams
 from specllama.speculative.drafting.method import Kit
@@ -44,6 +49,7 @@ def engine_of(
     most: int = 1 << 30,
     waiting: int = 1 << 30,
     owned: Callable[[str], bool] = lambda owner: True,
+    reads: Callable[[Callable[[], object]], bool] | None = None,
 ) -> Engine:
     pool = FakePool(TABLE, n_ctx=N_CTX, lanes=slots, tiles=tiles)
     beside = FakePool(DRAFT, n_ctx=N_CTX, lanes=slots, in_order=False, by_order=False)
@@ -58,7 +64,12 @@ def engine_of(
     if folder is not None:
         keys = StateKeys(key, [(beside, draft)])
         there = States(key, most=most, folder=folder)
-        shelf = Shelf(lambda check: (there, keys), owned, most=waiting)
+
+        def opener(check: Callable[[], object] | None) -> tuple[States, StateKeys] | None:
+            known = reads is None or (check is not None and reads(check))
+            return (there, keys) if known else None
+
+        shelf = Shelf(opener, owned, most=waiting)
     return Engine(replace(parts, slots=(first, *more), kv_ram=kv_ram, shelf=shelf))
 
 
@@ -340,3 +351,91 @@ def test_another_model_reads_a_conversation_once_and_the_first_only_what_is_new(
         assert Turn(engine, text, params(4)).cached >= known + len(one.ids)
     with engine_of(tmp_path, key="first") as engine:
         assert Turn(engine, text, params(4)).cached >= len(TEXT)
+
+
+def test_nothing_is_read_to_its_end_before_the_engine_rests(tmp_path: Path) -> None:
+    """Hashing the weights begins with a reply on its way out, and waits for the next one."""
+    at, waits, go_on = list[str](), threading.Event(), threading.Event()
+
+    def reads(check: Callable[[], object]) -> bool:
+        at.append("begun")
+        waits.set()
+        assert go_on.wait(60)
+        check()
+        at.append("ended")
+        return True
+
+    with engine_of(tmp_path, reads=reads) as engine:
+        Turn(engine, TEXT, params(1))
+        assert waits.wait(60)
+        shelf: Any = engine._seats.shelf
+        for event in engine.generate([*TEXT, 3, 4], params(2)):
+            if isinstance(event, Started):
+                go_on.set()
+                assert not shelf.resting.wait(0.3)
+                assert at == ["begun"], "the reply goes first"
+        flush(shelf)
+        assert at == ["begun", "ended"]
+    assert files(tmp_path) != []
+
+
+def test_what_was_never_read_is_read_when_the_engine_closes(tmp_path: Path) -> None:
+    with engine_of(tmp_path, reads=lambda check: check() is None) as engine:
+        Turn(engine, TEXT, params(1))
+    with engine_of(tmp_path) as engine:
+        assert Turn(engine, TEXT, params(2)).cached >= len(TEXT) - 1
+
+
+def test_nothing_is_taken_before_all_files_were_read(tmp_path: Path) -> None:
+    with engine_of(tmp_path) as engine:
+        Turn(engine, TEXT, params(1))
+    with engine_of(tmp_path, reads=lambda check: False) as engine:
+        assert Turn(engine, TEXT, params(2)).cached == 0
+
+
+def test_a_file_that_changed_since_it_was_loaded_keeps_nothing_and_says_so(tmp_path: Path) -> None:
+    def reads(check: Callable[[], object]) -> bool:
+        raise ModelUnavailable("m.gguf has changed since it was opened")
+
+    with engine_of(tmp_path, reads=reads) as engine:
+        Turn(engine, TEXT, params(1))
+        flush(engine._seats.shelf)
+        said = Turn(engine, TEXT[::-1], params(2)).said
+        assert said == [
+            "cannot keep a conversation's state: m.gguf has changed since it was opened"
+        ]
+    assert files(tmp_path) == []
+
+
+def test_a_limit_that_holds_no_text_is_said(tmp_path: Path) -> None:
+    with engine_of(tmp_path, most=10) as engine:
+        Turn(engine, TEXT, params(1))
+        flush(engine._seats.shelf)
+        (said,) = Turn(engine, TEXT[::-1], params(2)).said
+    assert "it takes more than 0 kB, the limit (--kv-disk)" in said
+
+
+@pytest.mark.parametrize(
+    ("parallel", "said", "most"),
+    [(1, None, 0), (1, 512, 512 << 20), (1, 0, 0), (2, 3, 3 << 20), (2, 0, 0)],
+)
+def test_kv_ram_is_what_was_set(parallel: int, said: int | None, most: int) -> None:
+    pool = FakePool(TABLE, n_ctx=N_CTX, lanes=parallel)
+    opened = OpenedPair(Opened(pool, FakeVocab(V), fake_model(N_CTX, V)))
+    opening: Any = SimpleNamespace(
+        pair=lambda: opened, options=EngineOptions(parallel=parallel, kv_ram=said),
+        on_progress=None, stop=Cancel(), begun=0.0,
+    )  # fmt: skip
+    parts = load(opening)
+    assert parts.kv_ram == parts.info.idle_bytes == most
+
+
+def test_with_one_lane_and_kv_ram_a_text_comes_back_from_memory() -> None:
+    other = TEXT[::-1]
+    for kv_ram, least in ((0, 0), (1 << 30, len(TEXT) - 1)):
+        engine = engine_of(None, kv_ram=kv_ram)
+        first = Turn(engine, TEXT, params(1))
+        Turn(engine, other, params(2))
+        again = Turn(engine, TEXT, params(1))
+        assert again.cached == least
+        assert again.ids == first.ids
