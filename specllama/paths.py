@@ -136,8 +136,8 @@ def replace_file(path: Path, *parts: bytes | bytearray | memoryview) -> None:
 
 @contextlib.contextmanager
 def scratch(name: str) -> Iterator[Path]:
-    """Make a folder for the block among the temporary ones, once those are removed that killed
-    processes left under this name: whoever uses one holds a lock in it."""
+    """Make a folder for the block among the temporary ones. First remove those that killed
+    processes left under this name: a process that uses one holds a lock in it."""
     from filelock import FileLock, Timeout
 
     begin = f"specllama-{name}-"
