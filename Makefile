@@ -32,7 +32,7 @@ ARGS    ?=
 PYVER   ?= 3.12
 export OUT
 
-.PHONY: gpu-check gpu-pack chat test share dist schemas families archs real beside devices engines lint types check pictures screenshots gallery walk clean
+.PHONY: gpu-check gpu-pack chat test share dist schemas families archs real beside devices engines lint types check pictures screenshots hero gallery walk clean
 
 chat: FIRST = $(or $(PAIR),smollm2-135m)
 chat: $(STAMP)
@@ -143,6 +143,18 @@ pictures: $(VENV)/.installed-dev
 	PYTHONPATH=tests/lab:tests/support $(BIN)/python -m pictures.animation $(PICTURES)/data/moving-race.json "$(WHERE)" "$(QUESTION)" \
 	  $(PAIR) --temperature 0 --seed 7
 	PYTHONPATH=tests/lab:tests/support $(BIN)/python -m pictures.screenshots $(PICTURES) $(PAIR)
+
+# README's picture and the recording of the app's first launch, both of one file with the head that
+# ships, on an idle machine (a minute): the very file that `make chat` gets, or HERO=FILE. Both have
+# to gain. README names what was recorded; a test compares. WHERE="SmolLM2 135M (Q4_1) with its
+# head · two cores (…) · date"
+HERO ?= smollm2-135m
+hero: $(VENV)/.installed-dev
+	$(BIN)/python tests/lab/record_first_look.py -m $(HERO)
+	PYTHONPATH=tests/lab:tests/support $(BIN)/python -m pictures.animation $(PICTURES)/data/moving-race.json "$(WHERE)" \
+	  "Write a Python function that counts the vowels in a string." \
+	  -m "$$($(BIN)/specllama hub path $(HERO))" --head smollm2-135m --temperature 0 --seed 7 -n 112
+	PYTHONPATH=tests/lab:tests/support $(BIN)/python -c "from pathlib import Path; from pictures.screenshots import draw_recordings; draw_recordings(Path('$(PICTURES)'))"
 
 # measures anew how fast whole replies are, for benchmarks.md (an hour, on an idle
 # machine), and prints the table:

@@ -97,7 +97,8 @@ class PagedApp(ThemedApp):
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterator[SystemCommand]:
         """Yield what the palette lists: every action, and every word that may follow it; for words
-        that are typed also methods and conversations."""
+        that are typed also settings, methods and conversations."""
+        from specllama.tui.screens.settings_screen import FIELDS
         from specllama.tui.widgets.race_tables import choices
 
         def asked(action: str) -> Callable[[], object]:
@@ -105,10 +106,14 @@ class PagedApp(ThemedApp):
 
         for one in ACTIONS:
             help = f"{one.help} ({one.keys})" if one.keys else one.help
-            yield SystemCommand(one.label, help, asked(one.action))
+            label = f"{one.label} (/{one.slash})" if one.slash else one.label
+            yield SystemCommand(label, help, asked(one.action))
             for word in one.words:
                 act = asked(f"{one.action}('{word}')")
-                yield SystemCommand(f"{one.label}: {word}", one.help, act)
+                yield SystemCommand(f"{label}: {word}", one.help, act)
+        for field in FIELDS.values():
+            title = f"Setting: {field.label or 'system prompt'}"
+            yield SystemCommand(title, field.help, partial(self.show_settings, field.name), False)
         for method in choices(self.chat.loader.info):
             if method.available:
                 title = f"Draft with: {sanitize_line(method.label)}"
@@ -244,9 +249,13 @@ class PagedApp(ThemedApp):
 
         self.open(SessionsScreen(store, session.id), chosen)
 
-    def show_settings(self) -> None:
+    def show_settings(self, at: str = "") -> None:
+        """Open the settings, at the field of that name."""
         from specllama.tui.screens.settings_screen import SettingsScreen
 
+        if isinstance(self.screen, SettingsScreen):
+            self.screen.go_to(at)
+            return
         chat, loader = self.chat, self.chat.loader
         loaded = None if loader.info is None else loader.info.target
 
@@ -271,6 +280,7 @@ class PagedApp(ThemedApp):
                 self.prefs,
                 {} if loaded is None else loaded.card,
                 None if loaded is None else loaded.n_ctx,
+                at,
             ),
             changed,
         )

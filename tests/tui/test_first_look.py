@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from specllama.tui.state import Preferences
 from specllama.tui.widgets import first_look
 from specllama.tui.widgets.drafted import RoundsRow
 from specllama.tui.widgets.first_look import FirstLook, recording
-from specllama.tui.widgets.welcome import BUNDLED_EXAMPLES, EXAMPLES, Welcome, difference
+from specllama.tui.widgets.welcome import BUNDLED_EXAMPLES, EXAMPLES, SHORT, Welcome, difference
 
+RECORDED = Path(first_look.__file__).parents[1] / "recorded.jsonl"
 FIVE = ("F1", "F2", "F3", "F4", "F6")
 
 
@@ -41,6 +43,10 @@ async def test_the_first_launch_plays_a_recorded_reply_and_then_says_what_to_do(
     async with start(target="tiny", size=(80, 24)) as d:
         look = d.app.chat.query_one(FirstLook)
         assert "A recording: SmolLM2 135M Instruct with its head, BF16" in d.shown
+        assert (
+            size(json.loads(RECORDED.read_text("utf-8").splitlines()[0])["target"]["file_bytes"])
+            in d.shown
+        )
         assert recording().question in d.shown
         assert "reads them all in one pass" in d.shown
         half = recording().seconds / 2
@@ -113,9 +119,35 @@ def test_the_recording_is_of_a_pair_that_drafting_helps() -> None:
     assert sum(done.accepted for done in drafting) == found.finished.draft_n_accepted
     text = "".join(piece for done in found.rounds for piece in done.emitted_text)
     assert found.finished.text.startswith(text[:40])
-    file = Path(first_look.__file__).parents[1] / "recorded.jsonl"
-    assert file.stat().st_size < 60_000
-    assert "/" not in json.loads(file.read_text("utf-8").splitlines()[0])["target"]["path"]
+    assert RECORDED.stat().st_size < 60_000
+    assert "/" not in json.loads(RECORDED.read_text("utf-8").splitlines()[0])["target"]["path"]
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("size", [(60, 16), (80, 24), (120, 36)])
+async def test_what_was_recorded_stands_beside_an_offer_of_that_very_file_only(
+    start: Any, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], same: bool
+) -> None:
+    shown = replace(recording(), offered=same)
+    monkeypatch.setattr(first_look, "recording", lambda: shown)
+    async with start(target="tiny", size=size) as d:
+        look, seen = d.app.chat.query_one(FirstLook), [d.shown]
+        await look.play(shown.seconds)
+        await d.pilot.pause()
+        seen.append(d.shown)
+        await look.play(1e6)
+        await d.until(lambda: "Guess, check, keep" in d.shown)
+        seen.append(d.shown)
+        gain = shown.result.split()[0]
+        beside = [text for text in seen if "Ctrl+L" in text and gain in text]
+        assert bool(beside) == (same and size[1] >= SHORT)
+        assert "Ctrl+L" in seen[-1], "the offer itself stays"
+
+
+def test_the_recording_says_if_it_is_of_the_file_that_is_offered() -> None:
+    told = json.loads(RECORDED.read_text("utf-8").splitlines()[0])["target"]
+    offered = catalog.load()[catalog.FIRST].target
+    assert recording().offered == (told["quantization"] == offered.hub.quant)
 
 
 async def test_the_first_chat_of_the_bundled_pair_shows_drafting(start: Any) -> None:

@@ -453,6 +453,38 @@ async def test_the_palette_finds_actions_methods_and_conversations(start: Any) -
         await d.press("enter", until=lambda: bool(d.texts))
 
 
+@pytest.mark.parametrize(
+    ("words", "found", "at"),
+    [
+        ("temperature", "Setting: temperature", "set-temperature"),
+        ("theme", "Setting: theme", "set-theme"),
+        ("system prompt", "Setting: system prompt", "system"),
+        ("context size", "Setting: context size", "set-n_ctx"),
+    ],
+)
+async def test_the_palette_finds_every_setting_and_goes_there(
+    start: Any, words: str, found: str, at: str
+) -> None:
+    async with start("Ok.") as d:
+        await d.press("ctrl+p", until=lambda: "CommandPalette" in type(d.app.screen).__name__)
+        await d.press(*words, until=lambda: found in d.shown)
+        await d.pilot.press("enter")
+        await d.press("enter", until=lambda: isinstance(d.app.screen, SettingsScreen))
+        await d.until(lambda: d.app.focused is not None and d.app.focused.id == at)
+
+
+async def test_the_palette_finds_each_action_by_its_command(start: Any) -> None:
+    async with start("Ok.") as d:
+        titles = [one.title for one in d.app.get_system_commands(d.app.screen)]
+        for action in ACTIONS:
+            if action.slash:
+                assert any(f"/{action.slash})" in title for title in titles), action.slash
+            for word in action.words:
+                assert any(title.endswith(f": {word}") for title in titles), word
+        for field in FIELDS.values():
+            assert f"Setting: {field.label or 'system prompt'}" in titles
+
+
 async def test_long_lines_of_code_are_wrapped(start: Any) -> None:
     long = "value = " + " + ".join(f"part{i}" for i in range(30))
     async with start(f"```python\n{long}\n```", size=(60, 20)) as d:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
 from inspect import cleandoc
 from textwrap import fill, wrap
 
@@ -15,21 +16,6 @@ from specllama.tui.keymap import ACTIONS, Action
 from specllama.tui.screens.page import Page
 from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.inked import flow
-
-WORDS = """
-kept: a guess that the target would have written too; files and JSON say accepted
-refused: a guess that it would not have written
-unread: a guess behind a refused one, which the target had no use for
-target token: the one the target adds each round, behind the guesses that it kept
-tokens a pass: what one pass of the target yields; plain decoding yields one
-(1.21–1.37): the truth lies between in 9 of 10 cases; a busy machine widens it
-waiting: neither drafting nor verifying: sampling, drawing, pipes, other conversations
-plain step: one pass of the target for one token, timed in the same minutes
-round: guess, check, keep; every round yields the kept guesses and one token more
-acceptance: how many of all guesses were kept
-window: how many guesses are made next
-"""
-
 
 PALETTE = Action("app.palette", "ctrl+p", "command_palette", "Palette", "Everything, by name")
 ON_A_MESSAGE = (
@@ -45,6 +31,13 @@ ON_A_MESSAGE = (
     ("d", "show it as drafted"),
     ("u", "undo the last turn"),
 )
+
+
+def words() -> dict[str, str]:
+    """Read what each word of the field means that a screen uses."""
+    import tomllib
+
+    return tomllib.loads((files("specllama.tui") / "words.toml").read_text("utf-8"))
 
 
 def signs(glyphs: Glyphs, ink: Ink) -> list[tuple[str, str, str]]:
@@ -112,8 +105,7 @@ class HelpScreen(Page):
             parts += [(" " * max(0, 9 - len(sign)), ""), (sign, style), ("  ", "")]
             parts.append((_hanging(meaning, width, 11), ""))
         parts += [*self._letters(width), ("\n", "")]
-        words = [line.partition(": ")[::2] for line in WORDS.strip().splitlines()]
-        return Content.assemble(*parts, *self._listed("Words", words, width, 15))
+        return Content.assemble(*parts, *self._listed("Words", words().items(), width, 15))
 
     def _of_chat(self, width: int) -> list[tuple[str, str]]:
         """List nine keys, and a command for everything."""

@@ -237,6 +237,7 @@ class SettingsScreen(Page, ModalScreen[Any]):
         prefs: Preferences,
         card: Mapping[str, float] | None = None,
         n_ctx: int | None = None,
+        at: str = "",
     ) -> None:
         super().__init__()
         self.card = card or {}
@@ -245,6 +246,7 @@ class SettingsScreen(Page, ModalScreen[Any]):
         self.system = system
         self.prefs = prefs
         self.n_ctx = n_ctx  # of what is loaded
+        self._at = at
         self._warned = False
         self.fields = {  # a server's model was loaded when it was started
             field.name: field
@@ -317,6 +319,12 @@ class SettingsScreen(Page, ModalScreen[Any]):
     def on_mount(self) -> None:
         self.query_one("#system", TextArea).cursor_blink = False
         self.query_one("#set-temperature").focus(scroll_visible=False)
+        self.call_after_refresh(self.go_to, self._at)
+
+    def go_to(self, name: str) -> None:
+        """Give the focus to the field of that name, if it is one of these."""
+        if name in self.fields:
+            self.query_one(f"#{name}" if name == "system" else f"#set-{name}").focus()
 
     # ------------------------------------------------------------------ what is typed
 

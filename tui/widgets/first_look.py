@@ -20,7 +20,9 @@ from textual.timer import Timer
 from textual.widgets import Static
 
 from specllama.events import Finished, RoundDone, Started
+from specllama.models import catalog
 from specllama.store.rounds import read_run
+from specllama.text import size
 from specllama.told import news
 from specllama.tui.loader import EngineLoader
 from specllama.tui.record import Record
@@ -44,6 +46,7 @@ class Recording:
 
     what: str
     question: str
+    offered: bool  # it is of the file that the app offers to get
     started: Started
     rounds: list[RoundDone]
     finished: Finished
@@ -67,9 +70,11 @@ def recording() -> Recording:
     turn, header = run.turns[0], run.header
     assert turn.started is not None
     assert turn.finished is not None
-    threads = f"{header['threads']} threads"
-    what = f"{header['what']}, {header['kind']}, {header['device']}, {threads}"
-    return Recording(what, header["question"], turn.started, turn.rounds, turn.finished)
+    how_large = size(header["target"]["file_bytes"])
+    file = f"{header['what']}, {header['kind']}, {how_large}"
+    what = f"{file}, {header['device']}, {header['threads']} threads"
+    offered = how_large == size(catalog.load()[catalog.FIRST].target.bytes)
+    return Recording(what, header["question"], offered, turn.started, turn.rounds, turn.finished)
 
 
 class FirstLook(Inked, Vertical):
@@ -126,7 +131,7 @@ class FirstLook(Inked, Vertical):
 
     def _told(self) -> Content:
         lines = list(TOLD)
-        if self._loader.bundled and self.app.size.height >= SHORT:
+        if self.recording.offered and self._loader.bundled and self.app.size.height >= SHORT:
             lines.append(("Ctrl+L", f"gets a real model: {first_real()}"))
         return Content.assemble(*keys(self, *lines), *legend(self)).rstrip()
 
@@ -152,7 +157,8 @@ class FirstLook(Inked, Vertical):
     async def _end(self) -> None:
         self.over = True
         await self.query_one("#recorded").remove()
-        await self.mount(Welcome(self._loader, recorded=self.recording.result))
+        result = self.recording.result if self.recording.offered else ""  # of another file
+        await self.mount(Welcome(self._loader, recorded=result))
         self._leave()
         if self._timer is not None:
             self._timer.stop()  # at last: this may run in the timer's task, which ends here
