@@ -7,6 +7,7 @@ named files are read up to a bound: some inputs never end.
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -44,7 +45,7 @@ def read_json(path: Path, kind: Any = Any) -> Any:
 
 
 def read_bounded(stream: BinaryIO, what: str, most: int = MOST_BYTES) -> bytes:
-    """Read a stream to its end.
+    """Read a text to its end, without the mark of UTF-8 that editors put in front.
 
     Raises:
         UsageError: it holds more than ``most`` bytes.
@@ -55,7 +56,7 @@ def read_bounded(stream: BinaryIO, what: str, most: int = MOST_BYTES) -> bytes:
             f"{what} is longer than {most // 2**20} MiB",
             "check that it is the right file, or give a shorter one",
         )
-    return data
+    return data.removeprefix(BOM_UTF8)
 
 
 def read_file(path: Path, what: str, most: int = MOST_BYTES) -> bytes:

@@ -114,7 +114,7 @@ def edit(command: str, text: str) -> str:
         path = Path(folder) / "prompt.md"
         path.write_text(text, "utf-8", errors="replace")
         subprocess.run([*shlex.split(command), str(path)], check=False)
-        return path.read_text("utf-8", errors="replace")
+        return path.read_text("utf-8-sig", errors="replace")
 
 
 START, END = "\x1b[200~", "\x1b[201~"

@@ -81,7 +81,7 @@ class PipedLines:
         raw = sys.stdin.buffer.readline(MOST_BYTES + 1)
         if len(raw) > MOST_BYTES:
             raise UsageError(f"a line of the input is longer than {MOST_BYTES // 2**20} MiB")
-        return raw.decode("utf-8", "replace").rstrip("\r\n") if raw else None
+        return raw.decode("utf-8-sig", "replace").rstrip("\r\n") if raw else None
 
 
 class TerminalLines:

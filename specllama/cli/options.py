@@ -10,6 +10,7 @@ import math
 import os
 import re
 import shlex
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
@@ -460,12 +461,15 @@ def request_params(settings: Settings, flags: dict[str, Any]) -> GenerateParams:
 
 def read_text(path: Path, what: str) -> str:
     """Read a whole text file; raise UsageError with the reason if that fails."""
+    data = read_file(path, what)
     try:
-        return read_file(path, what).decode("utf-8")
-    except UnicodeDecodeError:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        place = f"byte 0x{data[error.start]:02X}, line {data[: error.start].count(10) + 1}"
+        code = "UTF-16" if data[:2] in (BOM_UTF16_BE, BOM_UTF16_LE) else "LATIN1"
         raise UsageError(
-            f"{what} {path} is not UTF-8 text",
-            f"save it as UTF-8, or convert it: iconv -f UTF-16 -t UTF-8 {shlex.quote(str(path))}",
+            f"{what} {path} is not UTF-8 text: {place}",
+            f"save it as UTF-8, or convert it: iconv -f {code} -t UTF-8 {shlex.quote(str(path))}",
         ) from None
 
 

@@ -287,7 +287,11 @@ class Engine(Closes):
             return self.begin(self.prepare(prompt, params), cancel=cancel)
 
     def prepare(
-        self, prompt: Prompt, params: GenerateParams | None = None, *, cancel: Cancel | None = None
+        self,
+        prompt: Prompt,
+        params: GenerateParams | None = None,
+        *,
+        cancel: Cancel | None = None,
     ) -> Ready:
         """Prepare a request as far as that needs no pass; ``begin`` takes it. Any thread may call
         this, also while another one uses the engine.
@@ -317,8 +321,8 @@ class Engine(Closes):
         if any(not 0 <= (bad := id) < n for id in params.sampling.logit_bias):
             raise UsageError(f"logit_bias: token {bad} is outside the vocabulary of {n}")
         seed = params.seed if params.seed is not None else secrets.randbelow(SEED_DRAWN)
-        ids, position, limit = prepared.ids, prepared.position, prepared.limit
-        chain = loaded.chains.chain(params, seed, ids, position, limit, prepared.reader)
+        position = prepared.position
+        chain = loaded.chains.chain(params, seed, prepared.ids, position, prepared.limit)
         clock.tokenized = perf_counter()
         return Ready(params, seed, prepared, chain, clock, stable)
 
@@ -394,7 +398,11 @@ class Engine(Closes):
         self._scheduler.end(id)
 
     def generate(
-        self, prompt: Prompt, params: GenerateParams | None = None, *, cancel: Cancel | None = None
+        self,
+        prompt: Prompt,
+        params: GenerateParams | None = None,
+        *,
+        cancel: Cancel | None = None,
     ) -> Iterator[Event]:
         """See ``EngineLike.generate``."""
         with self._alone():

@@ -74,7 +74,11 @@ class EngineHost(Closes):
     """
 
     def __init__(
-        self, factory: EngineFactory, *, on_event: OnEvent | None = None, close_grace_s: float = 3.0
+        self,
+        factory: EngineFactory,
+        *,
+        on_event: OnEvent | None = None,
+        close_grace_s: float = 3.0,
     ) -> None:
         self.on_death: Callable[[], object] = lambda: None
         self.loop: asyncio.SelectorEventLoop | None = None
@@ -163,7 +167,11 @@ class EngineHost(Closes):
             raise
 
     def generate(
-        self, prompt: Prompt, params: GenerateParams, *, cancel: Cancel | None = None
+        self,
+        prompt: Prompt,
+        params: GenerateParams,
+        *,
+        cancel: Cancel | None = None,
     ) -> Iterator[Event]:
         fresh = self._starts > 0 and not self.ready
         self.start()
@@ -301,7 +309,11 @@ class InlineHost:
             raise
 
     def generate(
-        self, prompt: Prompt, params: GenerateParams, *, cancel: Cancel | None = None
+        self,
+        prompt: Prompt,
+        params: GenerateParams,
+        *,
+        cancel: Cancel | None = None,
     ) -> Iterator[Event]:
         with self._alive() as engine:
             yield from engine.generate(prompt, params, cancel=cancel)

@@ -112,7 +112,7 @@ def read(name: str, n_ctx: int = 0) -> str:
         )
     data = read_file(path, "the file", MOST_BYTES)
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode("utf-8")
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:

@@ -440,7 +440,7 @@ class _Environment(ImmutableSandboxedEnvironment):  # type: ignore[misc]
 
 @lru_cache(maxsize=16)
 def _compiled(source: str) -> Any:
-    return _Environment().from_string(source)
+    return _Environment().from_string(source.removeprefix("\ufeff"))
 
 
 def render_template(source: str, variables: Mapping[str, Any], *, max_chars: int) -> str:

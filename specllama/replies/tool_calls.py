@@ -1,7 +1,7 @@
 """Calls of tools in texts: how each family writes them, how they are written and read here.
 
-``tool_calls.toml`` has a table for each syntax. Calls and results of earlier turns stand in a
-conversation as text, in the way of Hermes and Qwen or, where its table says so, in the model's own.
+``SYNTAXES`` has a row for each syntax. Calls and results of earlier turns stand in a conversation
+as text, in the way of Hermes and Qwen or, where its row says so, in the model's own.
 
 Replies are read by one lenient reader, whatever family wrote them. What stands around a call
 (fences, marks of any family, a second pair of braces, a list, the wrappers of APIs) is taken off.
@@ -17,7 +17,6 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from itertools import product
 from typing import Any, NoReturn
 
@@ -31,21 +30,55 @@ OPENING, CLOSING, RESPONSE = "<tool_call>", "</tool_call>", "<tool_response>"
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """One family's way of writing calls; ``tool_calls.toml`` explains the fields."""
+    """One family's way of writing calls.
+
+    Attributes:
+        looks: what its template tells the model of calls, or writes of earlier ones.
+        spell: the beginning of a call, each of its values, its end; () where calls of earlier
+            turns are written as Hermes does.
+        leads: what stands in front of a name. joins: what stands between it and its arguments.
+    """
 
     looks: str
-    call: str
     spell: tuple[str, ...] = ()
     leads: tuple[str, ...] = ()
     joins: tuple[str, ...] = ()
-    whole: str = "calls"
-    between: str = "w"
-    key: str = "arguments"
 
 
-SYNTAXES = msgspec.toml.decode(
-    files("specllama.replies").joinpath("tool_calls.toml").read_bytes(), type=dict[str, Syntax]
-)
+# the first whose looks are found is the template's
+SYNTAXES: Mapping[ToolSyntax, Syntax] = {
+    "xml": Syntax(
+        r"<tool_call>\s*<function=",
+        ("<tool_call>\n<function={}>\n", "<parameter={}>\n{}\n</parameter>\n",
+         "</function>\n</tool_call>"),
+    ),
+    "glm": Syntax(
+        r"<arg_key>",
+        ("<tool_call>{}\n", "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n",
+         "</tool_call>"),
+    ),
+    "minimax": Syntax(
+        r"<invoke name=",
+        ('<minimax:tool_call>\n<invoke name="{}">\n', '<parameter name="{}">{}</parameter>\n',
+         "</invoke>\n</minimax:tool_call>"),
+        joins=('">',),
+    ),
+    "kimi": Syntax(
+        r"<\|tool_call_argument_begin\|>",
+        leads=("functions.",),
+        joins=("<|tool_call_argument_begin|>",),
+    ),
+    "deepseek": Syntax(
+        r"<｜tool▁call▁begin｜>",
+        leads=("function<｜tool▁sep｜>",),
+        joins=("<｜tool▁sep｜>", "```"),
+    ),
+    "gemma": Syntax(r"<\|tool_call>call:", leads=("call:",)),
+    "mistral": Syntax(r"\[TOOL_CALLS\]", joins=("[CALL_ID]", "[ARGS]")),
+    "granite": Syntax(r"<\|tool_call\|>"),
+    "json": Syntax(r"<tool_call>(?:\s|\\n)*\{+\s*\\?[\"']name"),
+    "llama": Syntax(r"\{\"name\": function name, \"parameters\""),
+}  # fmt: skip
 
 
 def syntax_of(shown: str) -> ToolSyntax:

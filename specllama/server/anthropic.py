@@ -8,13 +8,12 @@ from typing import Any
 
 import msgspec
 
-from specllama.interface import Message
-from specllama.replies.tool_calls import Call, call_text, result_text
-from specllama.server.chat_completions import think_of
+from specllama.replies.tool_calls import Call
 from specllama.server.chat_messages import log_left_out, parts_of
+from specllama.server.chat_turns import ChatTurns
 from specllama.server.dialect import Frame, Job, OpenBlocks, Piece, Reply
-from specllama.server.refusals import Refusal, not_offered, wrong
-from specllama.server.sampling_fields import Asked, Format, schema_text
+from specllama.server.refusals import Refusal, text_only, wrong
+from specllama.server.sampling_fields import Asked, Format, schema_of
 from specllama.server.served import ServedModel
 from specllama.server.service import Row, Service
 from specllama.server.tools import Tool, ToolChoice, ToolUse, tool_use
@@ -24,8 +23,7 @@ from specllama.settings.params import GenerateParams
 # of blocks; others, which only another service can read, are left out
 _READ = ("text", "thinking", "tool_use", "tool_result", "tool_reference", "search_result",
          "compaction", "image", "document", "container_upload")  # fmt: skip
-_NAMES = {"stop": "stop_sequences", "think": "output_config.effort",
-          "think-budget": "thinking.budget_tokens"}  # fmt: skip
+_NAMES = {"stop": "stop_sequences", "think": "output_config.effort"}
 
 
 class MediaSource(msgspec.Struct):
@@ -36,13 +34,14 @@ class MediaSource(msgspec.Struct):
 class ContentBlock(msgspec.Struct):
     type: str
     text: str | None = None
-    source: MediaSource | str | None = None
+    source: MediaSource | str | msgspec.UnsetType | None = msgspec.UNSET
     title: str | None = None
     thinking: str | None = None
     content: str | list[dict[str, Any]] | None = None
     id: str | None = None
     name: str | None = None
     tool_name: str | None = None
+    tool_use_id: str | None = None
     input: dict[str, Any] | None = None
 
 
@@ -58,11 +57,6 @@ class AnthropicTool(msgspec.Struct):
 class AnthropicTurn(msgspec.Struct):
     role: str
     content: str | list[dict[str, Any]]
-
-
-class Thinking(msgspec.Struct):
-    type: str
-    budget_tokens: int | None = None
 
 
 class OutputConfig(msgspec.Struct):
@@ -81,59 +75,71 @@ class MessagesRequest(Asked, kw_only=True):
     max_tokens: int | None = None
     system: str | list[dict[str, Any]] | None = None
     stop_sequences: list[str] | None = None
-    thinking: Thinking | None = None
     tools: list[AnthropicTool] | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
+    output_format: Format | None = None  # as it was named before ``output_config``
     thread: Thread | None = None
 
 
-def _text(content: str | list[dict[str, Any]], where: str) -> tuple[str, str]:
-    """Return the text of a content, and its thought."""
+def _read(content: str | list[dict[str, Any]], where: str, out: ChatTurns) -> None:
+    """Add a content to the turn of a conversation."""
     if isinstance(content, str):
-        return content, ""
-    texts: list[str] = []
-    thoughts: list[str] = []
+        out.write(content)
+        return
     at = where if where == "system" else f"{where}.content"
-    for block in parts_of(content, ContentBlock, _READ, at):
-        source, inner = block.source, block.content or ""
+    for i, block in enumerate(parts_of(content, ContentBlock, _READ, at)):
+        source, inner, place = block.source, block.content or "", f"{at}[{i}]"
         if block.type == "text":
-            texts.append(block.text or "")
+            out.write(block.text or "")
         elif block.type == "document" and isinstance(source, MediaSource) and source.type == "text":
-            texts.append(source.data or "")
+            out.write(source.data or "")
         elif block.type == "thinking":
-            thoughts.append(block.thinking or "")
+            out.think(block.thinking or "")
         elif block.type == "tool_use":
             if not (block.id and block.name):
-                raise wrong("messages", f"{where}: a tool_use has an id and a name")
+                raise wrong(place, f"{place}: a tool_use has an id and a name")
             arguments = msgspec.json.encode(block.input or {}).decode()
-            texts.append(call_text([Call(block.name, arguments)]))
+            out.call(Call(block.name, arguments), place, block.id)
         elif block.type == "tool_result":
-            texts.append(result_text(_text(inner, where)[0]))
+            out.result(_text(inner, place), place, block.tool_use_id)
         elif block.type == "tool_reference":
-            texts.append(block.tool_name or "")
+            out.write(block.tool_name or "")
         elif block.type in ("search_result", "compaction"):  # a text, whoever found it
-            named = (block.title, source if isinstance(source, str) else None)
-            texts += [*filter(None, named), _text(inner, where)[0]]
+            for named in (block.title, source):
+                if named and isinstance(named, str):
+                    out.write(named)
+            out.write(_text(inner, place))
         elif block.type not in _READ:
             log_left_out(where, block.type)
-        else:
-            raise not_offered(f"{where}: {block.type}", "models here read text only", "messages")
-    return "\n".join(texts), "".join(thoughts)
+        elif source is not None:
+            raise text_only(place, block.type)
 
 
-def messages_of(body: MessagesRequest) -> list[Message]:
-    """Read the messages; raise Refusal if a role or a content cannot be read."""
+def _text(content: str | list[dict[str, Any]], where: str) -> str:
+    """Return the text of a content that stands alone."""
+    out = ChatTurns("tool_use_id")
+    out.begin("user")
+    _read(content, where, out)
+    return out.messages()[0].content
+
+
+def conversation_of(body: MessagesRequest) -> ChatTurns:
+    """Read the messages.
+
+    Raises:
+        Refusal: a role or a content cannot be read, or a result belongs to no call.
+    """
     if not body.messages:
         raise wrong("messages", "messages: the conversation is empty")
-    out: list[Message] = []
+    out = ChatTurns("tool_use_id")
     if body.system:
-        out.append(Message("system", _text(body.system, "system")[0]))
+        out.begin("system", _text(body.system, "system"))
     for i, turn in enumerate(body.messages):
         if turn.role not in ("user", "assistant", "system"):
             raise wrong(f"messages[{i}].role", f"messages[{i}]: unknown role {turn.role!r}")
-        text, thought = _text(turn.content, f"messages[{i}]")
-        out.append(Message(turn.role, text, thought))
+        out.begin(turn.role)
+        _read(turn.content, f"messages[{i}]", out)
     return out
 
 
@@ -146,25 +152,20 @@ def parse(body: MessagesRequest, base: GenerateParams) -> Job:
         raise Refusal(404, "thread: nothing is kept", code="thread_not_found", param="thread")
     body.stop = body.stop_sequences
     output = body.output_config or OutputConfig()
-    think = budget = schema = None
-    if body.thinking is not None and body.thinking.type == "disabled":
-        think = "off"
-    elif body.thinking is not None:
-        think = think_of(output.effort) or "on"
-        budget = body.thinking.budget_tokens
-    if (form := output.format) is not None:
-        schema = schema_text(form.schema or {"type": "object"})
+    if body.thinking is not None:
+        body.reasoning_effort = output.effort
+    form, place = output.format, "output_config.format"
+    if form is None:
+        form, place = body.output_format, "output_format"
     return Job.of(
         body,
-        (tuple(messages_of(body)),),
+        conversation_of(body),
         base,
         _NAMES,
         limit=body.max_tokens,
         tools=tools_of(body),
         silent=body.max_tokens == 0,  # it fills the cache
-        think=think,
-        think_budget=budget,
-        json_schema=schema,
+        json_schema=schema_of(form, place),
     )
 
 

@@ -12,7 +12,7 @@ import msgspec
 from specllama.events import Chances
 from specllama.interface import Prompt
 from specllama.replies.tool_calls import Call
-from specllama.server.chat_messages import ToolSpec, Turn, messages_of, tools_of
+from specllama.server.chat_messages import ToolSpec, Turn, conversation_of, tools_of
 from specllama.server.dialect import (
     FINGERPRINT,
     NEVER,
@@ -26,8 +26,8 @@ from specllama.server.dialect import (
     now,
     spelling,
 )
-from specllama.server.refusals import not_offered, wrong
-from specllama.server.sampling_fields import Asked, most_chances, schema_text
+from specllama.server.refusals import not_offered, text_only, wrong
+from specllama.server.sampling_fields import Asked, Format, most_chances, schema_of
 from specllama.server.tools import ToolChoice
 from specllama.server.usage import costs, finish_reason, so_far, usage, usage_so_far
 from specllama.settings.params import GenerateParams
@@ -46,27 +46,26 @@ class SchemaFormat(msgspec.Struct):
     schema: dict[str, Any] | None = None
 
 
-class ResponseFormat(msgspec.Struct):
-    type: str
+class ResponseFormat(Format):
+    """A format whose schema stands one level deeper, or where llama-server has it."""
+
     json_schema: SchemaFormat | None = None
-    schema: dict[str, Any] | None = None  # llama-server's place for it
 
 
 class ChoicesRequest(Asked, kw_only=True):
     n: int | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
+    max_completion_tokens: int | None = None  # its newer name
     n_predict: int | None = None  # llama-server's name for it
+    timings_per_token: bool | None = None
+    return_progress: bool | None = None
 
 
 class ChatRequest(ChoicesRequest, kw_only=True):
     messages: list[Turn]
-    max_completion_tokens: int | None = None
     response_format: ResponseFormat | None = None
-    reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    timings_per_token: bool | None = None
-    return_progress: bool | None = None
     verbose: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -100,29 +99,6 @@ def replies_of(body: ChoicesRequest) -> int:
     return n
 
 
-def schema_of(asked: ResponseFormat | None) -> str | None:
-    """Return the JSON schema that a reply has to fit.
-
-    Raises:
-        Refusal, UsageError: its kind is unknown, or it cannot be enforced.
-    """
-    if asked is None or asked.type == "text":
-        return None
-    if asked.type not in ("json_object", "json_schema"):
-        raise wrong("response_format.type", f"response_format: unknown type {asked.type!r}")
-    schema = asked.schema if asked.json_schema is None else asked.json_schema.schema
-    if schema is None and asked.type == "json_schema":
-        raise wrong("response_format.json_schema", "response_format: json_schema has no schema")
-    return schema_text(schema or {"type": "object"})
-
-
-EFFORTS = {"none": "off", "minimal": "low", "xhigh": "high", "max": "high", "ultra": "high"}
-
-
-def think_of(effort: str | None) -> str | None:
-    return None if effort is None else EFFORTS.get(effort, effort)
-
-
 def arguments(given: Mapping[str, Any] | None) -> tuple[str, ...] | None:
     if given is None:
         return None
@@ -141,16 +117,26 @@ def parse_chat(body: ChatRequest, base: GenerateParams) -> Job:
             "continue_final_message: a message is not continued where another begins",
         )
     tools = tools_of(body.tools, body.tool_choice, body.parallel_tool_calls)
+    goes_on = bool(body.messages) and body.messages[-1].role == "assistant"
+    for name, never in (
+        ("add_generation_prompt", goes_on),
+        ("continue_final_message", not goes_on),
+    ):
+        if getattr(body, name) is never:
+            why = "a last message of the assistant is continued, any other is answered"
+            raise not_offered(name, why, name)
+    form = body.response_format
+    if form is not None and form.json_schema is not None:
+        form.schema = form.json_schema.schema
     return Job.of(
         body,
-        (tuple(messages_of(body.messages)),),
+        conversation_of(body.messages),
         base,
         limit=limit_of(body.n_predict or None, body.max_completion_tokens, body.max_tokens),
         n=n,
         tools=tools,
         silent=body.n_predict == 0,
-        json_schema=schema_of(body.response_format),
-        think=think_of(body.reasoning_effort),
+        json_schema=schema_of(form, "response_format"),
         template_args=arguments(body.chat_template_kwargs),
         chances=_chances(body),
     )
@@ -189,7 +175,7 @@ class ChoicesDialect(Dialect):
 
     def __init__(self, body: ChoicesRequest, model: str) -> None:
         options = body.stream_options or StreamOptions()
-        self._model = model
+        self._body, self._model = body, model
         self._n = body.n or 1
         self._usage = bool(options.include_usage)
         self._continuous = self._usage and bool(options.continuous_usage_stats)
@@ -211,7 +197,8 @@ class ChoicesDialect(Dialect):
         return Frame(self._object(self.chunk, choices, **more))
 
     def _spent(self, reply: Reply) -> dict[str, Any]:
-        return {"usage": usage_so_far(reply)} if self._continuous else {}
+        used = {"usage": usage_so_far(reply)} if self._continuous else {}
+        return {**used, "timings": so_far(reply)} if self._body.timings_per_token else used
 
     def _whole(self, choices: list[dict[str, Any]], replies: list[Reply]) -> dict[str, Any]:
         return self._object(self.kind, choices, **self._figures(replies))
@@ -232,7 +219,7 @@ class ChatDialect(ChoicesDialect):
 
     def __init__(self, body: ChatRequest, model: str, verbose: Verbose | None = None) -> None:
         super().__init__(body, model)
-        self._body, self._verbose = body, verbose
+        self._verbose, self._logprobs = verbose, body.logprobs
 
     def _delta(self, reply: Reply, delta: dict[str, Any], reason: str | None = None) -> Any:
         return {"index": reply.index, "delta": delta, "finish_reason": reason}
@@ -256,8 +243,7 @@ class ChatDialect(ChoicesDialect):
             choice = self._delta(piece.reply, {"content": piece.text})
             if chances:
                 choice["logprobs"] = {"content": in_chat(chances)}
-            more = {"timings": so_far(piece.reply)} if self._body.timings_per_token else {}
-            yield self._chunk([choice], **more, **spent)
+            yield self._chunk([choice], **spent)
 
     def finished(self, reply: Reply) -> Iterable[Frame]:
         for i, call in enumerate(reply.calls):
@@ -280,7 +266,7 @@ class ChatDialect(ChoicesDialect):
             message["tool_calls"] = [_spelled(call) for call in reply.calls]
             message["content"] = reply.text or None
         choice = {"index": reply.index, "message": message, "finish_reason": finish_reason(reply)}
-        if self._body.logprobs:
+        if self._logprobs:
             choice["logprobs"] = {"content": in_chat(chances_of(reply.rounds))}
         return choice
 
@@ -319,7 +305,7 @@ def prompts_of(given: Given) -> tuple[Prompt, ...]:
 def _prompt(one: Any) -> Prompt:
     if isinstance(one, Spoken):
         if one.multimodal_data:
-            raise not_offered("multimodal_data", "models here read text only", "prompt")
+            raise text_only("prompt", "multimodal_data")
         return one.prompt_string
     if isinstance(one, list):
         if not all(isinstance(part, int | str) for part in one):
@@ -345,7 +331,7 @@ def parse_completion(body: CompletionRequest, base: GenerateParams) -> Job:
     prompts = prompts_of(body.prompt)
     if body.echo and not all(isinstance(one, str) for one in prompts):
         raise not_offered("echo of token ids", "their text is what was sent", "echo")
-    limit = limit_of(body.max_tokens, body.n_predict, 16)
+    limit = limit_of(body.max_completion_tokens, body.max_tokens, body.n_predict, 16)
     chances = most_chances("logprobs", logprobs_of(body))
     return Job.of(body, prompts, base, limit=limit, n=n, silent=limit == 0, chances=chances)
 
@@ -375,6 +361,8 @@ class CompletionDialect(ChoicesDialect):
 
     def said(self, piece: Piece) -> Iterable[Frame]:
         index, text = piece.reply.index, piece.reasoning + piece.text
+        for told in piece.progress() if self._body.return_progress else ():
+            yield self._chunk([{"index": index, "text": "", "finish_reason": None}], **told)
         chances = chances_of(piece.rounds)
         if not text and not chances:
             return

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from specllama.interface import Message
-from specllama.replies.tool_calls import RESPONSE, Call, call_text, result_text
+from specllama.replies.tool_calls import Call
+from specllama.server.chat_turns import ChatTurns
 from specllama.server.dialect import Job
-from specllama.server.refusals import malformed, not_offered, wrong
+from specllama.server.refusals import malformed, text_only, wrong
 from specllama.server.tools import Tool, ToolChoice, ToolUse, tool_use
 from specllama.text import sanitize_line
 
@@ -25,14 +26,14 @@ logger = logging.getLogger("specllama.server")
 T = TypeVar("T")
 
 
-class ContentPart(msgspec.Struct, omit_defaults=True):
-    type: str | None = None
-    text: str | None = None
-    refusal: str | None = None
+Content = str | list[dict[str, Any]] | None
+_MEDIA = ("image_url", "video_url", "audio_url", "input_audio", "file", "file_id", "file_url",
+          "file_data")  # fmt: skip
 
-    @property
-    def words(self) -> str | None:
-        return self.refusal if self.text is None else self.text
+
+def is_nothing(media: Any) -> bool:
+    """True if a field for a picture or the like holds none."""
+    return not (media.get("url", True) if isinstance(media, dict) else media)
 
 
 class Function(msgspec.Struct):
@@ -42,6 +43,7 @@ class Function(msgspec.Struct):
 
 class ToolCall(msgspec.Struct):
     function: Function
+    id: str | None = None
 
 
 class FunctionTool(msgspec.Struct):
@@ -98,55 +100,66 @@ def log_left_out(where: str, kind: str) -> None:
 
 class Turn(msgspec.Struct):
     role: str
-    content: str | list[ContentPart] | None = None
+    content: Content = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[ToolCall] | None = None
     function_call: Function | None = None  # as before there were tools
+    tool_call_id: str | None = None
+    name: str | None = None
 
 
-def text_of(content: str | Sequence[ContentPart] | None, where: str) -> str:
-    """Return the text of a message.
+def text_of(content: Content, where: str) -> str:
+    """Return the text of a content, which stands at this place.
 
     Raises:
         Refusal: it holds something else.
     """
     if content is None or isinstance(content, str):
         return content or ""
-    for part in content:
-        if part.words is None:
-            what, field = part.type or "text", where.partition("[")[0]
-            raise not_offered(f"{where}: {what}", "models here read text only", field)
-    return "\n".join(part.words or "" for part in content)
+    texts: list[str] = []
+    for i, part in enumerate(content):
+        text = next(
+            (part[name] for name in ("text", "refusal") if part.get(name) is not None), None
+        )
+        if text is None:
+            held = [part[name] for name in _MEDIA if name in part]
+            if not held or not all(map(is_nothing, held)):
+                raise text_only(f"{where}[{i}]", str(part.get("type", "text"))[:80])
+        elif not isinstance(text, str):
+            raise wrong(f"{where}[{i}].text", f"{where}[{i}].text: a text is wanted")
+        texts.append(text or "")
+    return "\n".join(texts)
 
 
-def messages_of(turns: Sequence[Turn]) -> list[Message]:
-    """Read the messages; raise Refusal if a role is unknown or a content cannot be read."""
+def conversation_of(turns: Sequence[Turn], into: ChatTurns | None = None) -> ChatTurns:
+    """Read the messages into a conversation.
+
+    Raises:
+        Refusal: a role is unknown, a content cannot be read, or a result belongs to no call.
+    """
     if not turns:
         raise wrong("messages", "messages: the conversation is empty")
-    out: list[Message] = []
+    out = ChatTurns("tool_call_id") if into is None else into
     for i, turn in enumerate(turns):
         where = f"messages[{i}]"
         if turn.role not in _ROLES:
             raise wrong(f"{where}.role", f"{where}: unknown role {turn.role!r}")
-        thought = turn.reasoning_content or turn.reasoning or ""
-        text = text_of(turn.content, where)
-        calls = [one.function for one in turn.tool_calls or ()]
-        if calls := [*calls, turn.function_call] if turn.function_call else calls:
-            text = "\n".join(filter(None, (text, call_text([_call(one) for one in calls]))))
+        text = text_of(turn.content, f"{where}.content")
         if turn.role in ("tool", "function"):  # templates without tools know no such role
-            add_result(out, text)
-        else:
-            out.append(Message(_ROLES[turn.role], text, thought))
+            out.result(text, where, turn.tool_call_id, turn.name, apart=True)
+            continue
+        out.begin(_ROLES[turn.role], text, turn.reasoning_content or turn.reasoning or "")
+        for nth, one in enumerate(turn.tool_calls or ()):
+            out.call(_call(one.function), f"{where}.tool_calls[{nth}]", one.id)
+        if turn.function_call is not None:
+            out.call(_call(turn.function_call), f"{where}.function_call", None)
     return out
 
 
-def add_result(out: list[Message], content: str) -> None:
-    """Add the result of a tool; the results of one reply are one turn."""
-    text = result_text(content)
-    if out and out[-1].role == "user" and out[-1].content.startswith(RESPONSE):
-        text = f"{out.pop().content}\n{text}"
-    out.append(Message("user", text))
+def messages_of(turns: Sequence[Turn]) -> Sequence[Message]:
+    """Read the messages; raise Refusal as ``conversation_of`` does."""
+    return conversation_of(turns).messages()
 
 
 def _call(function: Function) -> Call:

@@ -15,6 +15,7 @@ from specllama import __version__
 from specllama.events import Chance, Chances, Event, RoundDone
 from specllama.interface import Prompt
 from specllama.replies.tool_calls import Call
+from specllama.server.chat_turns import ChatTurns
 from specllama.server.refusals import Refusal, spelled
 from specllama.server.sampling_fields import Asked, params_of
 from specllama.server.tools import ToolReader, ToolUse
@@ -38,6 +39,7 @@ class Job:
         label: of the workload; arm: of an experiment.
         tools: those that the model may call.
         silent: the prompts are only read, for a later request.
+        pending: the place of a call of a tool that ends the conversation, without a result.
     """
 
     prompts: tuple[Prompt, ...]
@@ -50,12 +52,13 @@ class Job:
     arm: str = ""
     tools: ToolUse | None = None
     silent: bool = False
+    pending: str = ""
 
     @classmethod
     def of(
         cls,
         body: Asked,
-        prompts: tuple[Prompt, ...],
+        prompts: tuple[Prompt, ...] | ChatTurns,
         base: GenerateParams,
         names: Mapping[str, str] | None = None,
         *,
@@ -70,8 +73,13 @@ class Job:
         Raises:
             Refusal: a value is wrong; names the field.
         """
-        params = params_of(body, base, names, max_tokens=1 if silent else limit, **more)
-        return cls(prompts, params, n, bool(body.stream), tools=tools, silent=silent)
+        raw, pending = True, ""
+        if isinstance(prompts, ChatTurns):
+            raw, pending, prompts = False, prompts.pending, (prompts.messages(),)
+        more["max_tokens"] = 1 if silent else limit
+        params = params_of(body, base, names, raw=raw, **more)
+        stream = bool(body.stream)
+        return cls(prompts, params, n, stream, tools=tools, silent=silent, pending=pending)
 
 
 class Ending(NamedTuple):

@@ -18,27 +18,12 @@ from specllama.server.exchange import Json
 from specllama.server.refusals import not_offered, wrong
 from specllama.server.sampling_fields import ORDER, SAMPLERS, Asked, most_chances
 from specllama.server.served import ServedModel
-from specllama.server.service import Row, Service
+from specllama.server.service import KNOWN, Row, Service
 from specllama.server.usage import costs, so_far
 from specllama.settings.params import GenerateParams
 
 # what a client wrote into its request, or could repeat it by: no other client is shown these
 _OWN = ("stop", "grammar", "logit_bias", "dry_sequence_breakers", "seed")
-# samplers of llama-server that are always off here, as it writes that
-_OFF = {
-    "dynatemp_range": 0.0,
-    "dynatemp_exponent": 1.0,
-    "top_n_sigma": -1.0,
-    "mirostat": 0,
-    "mirostat_tau": 5.0,
-    "mirostat_eta": 0.1,
-    "adaptive_target": -1.0,
-    "adaptive_decay": 0.9,
-    "min_keep": 0,
-    "n_keep": 0,
-    "post_sampling_probs": False,
-    "lora": (),
-}
 
 
 class NativeCompletion(Asked, kw_only=True):
@@ -46,8 +31,11 @@ class NativeCompletion(Asked, kw_only=True):
     model: Any = None  # of any type here: ``service.naming_of`` judges it
     n_predict: int | None = None
     max_tokens: int | None = None
+    max_completion_tokens: int | None = None
     n_cmpl: int | None = None
+    n: int | None = None
     n_probs: int | None = None
+    logprobs: int | None = None
     return_tokens: bool | None = None
     post_sampling_probs: bool | None = None
     response_fields: list[str] | None = None
@@ -101,10 +89,10 @@ def parse(body: NativeCompletion, base: GenerateParams) -> Job:
     prompts = prompts_of(body.prompt)
     if len(prompts) > 1 and body.stream:
         raise wrong("prompt", "prompt: one prompt is streamed at a time")
-    limit = limit_of(body.n_predict, body.max_tokens)
+    limit = limit_of(body.n_predict, body.max_completion_tokens, body.max_tokens)
     silent, limit = limit == 0, None if limit is None else max(limit, -1)
-    chances = most_chances("n_probs", body.n_probs or None)
-    n = n_of(body.n_cmpl, "n_cmpl")
+    chances = most_chances("n_probs", body.n_probs or body.logprobs or None)
+    n = n_of(body.n if body.n_cmpl is None else body.n_cmpl, "n_cmpl")
     return Job.of(body, prompts, base, limit=limit, n=n, silent=silent, chances=chances)
 
 
@@ -114,7 +102,7 @@ def settings(params: GenerateParams) -> dict[str, Any]:
     limit = -1 if params.max_tokens is None else params.max_tokens
     bias = sampling.logit_bias.items()
     return {
-        **_OFF,
+        **KNOWN.off,
         **{name: getattr(sampling, name) for name in SAMPLERS},
         "dry_sequence_breakers": list(sampling.dry_sequence_breakers),
         "logit_bias": [{"token": t, "bias": b if b > float("-inf") else None} for t, b in bias],
@@ -300,7 +288,7 @@ def _texts(service: Service) -> list[Row]:
         model: ServedModel, turns: list[Turn], specs: list[ToolSpec] | None, request: Request
     ) -> str:
         def whole() -> Job:
-            messages, tools = tuple(messages_of(turns)), tools_of(specs)
+            messages, tools = messages_of(turns), tools_of(specs)
             return model.equipped(steadied(Job((messages,), model.base, tools=tools)))
 
         job = await service.aside(request, whole)

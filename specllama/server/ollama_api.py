@@ -22,22 +22,23 @@ from specllama.events import RoundDone
 from specllama.interface import Message, ModelInfo, Prompt
 from specllama.models.gguf import read_header
 from specllama.replies.tool_calls import RESPONSE
-from specllama.server.chat_completions import think_of
-from specllama.server.chat_messages import ToolSpec, Turn, messages_of, tools_of
+from specllama.server.chat_messages import ToolSpec, Turn, conversation_of, messages_of, tools_of
+from specllama.server.chat_turns import ChatTurns
 from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply, Wire, chances_of, in_chat
 from specllama.server.exchange import Json
-from specllama.server.refusals import not_offered, wrong
+from specllama.server.refusals import text_only, wrong
 from specllama.server.sampling_fields import (
     FIELDS,
     Prediction,
     Sampling,
     Speculation,
+    Thought,
     most_chances,
     params_of,
     schema_text,
 )
 from specllama.server.served import ServedModel
-from specllama.server.service import Naming, Parse, Row, Service, refuses
+from specllama.server.service import KNOWN, Naming, Parse, Row, Service, refuses
 from specllama.server.tools import ToolUse
 from specllama.server.usage import costs, short
 from specllama.settings.params import GenerateParams
@@ -45,8 +46,6 @@ from specllama.settings.params import GenerateParams
 VERSION = "0.14.0"  # clients take it for one with /v1/responses and /v1/messages
 _NAMES = {name: f"options.{field}" for name, field in FIELDS.items() if "." not in field}
 _NAMES |= {"max-tokens": "options.num_predict", "think": "think", "chances": "top_logprobs"}
-_NO_VECTORS = "models are loaded to write, not to embed"
-_NO_MODELS = "no route brings, makes or removes models: specllama hub does"
 
 
 class Options(Sampling, kw_only=True):
@@ -55,11 +54,12 @@ class Options(Sampling, kw_only=True):
 
 
 class OllamaTurn(Turn):
-    images: list[str] | None = None
+    tool_name: str | None = None
+    images: list[str | None] | None = None
     thinking: str | None = None
 
 
-class _Asked(msgspec.Struct, kw_only=True):
+class _Asked(Thought, kw_only=True):
     """The fields of both requests; Ollama's own client writes null for those that are not set."""
 
     model: str | None = None
@@ -84,7 +84,7 @@ class GenerateRequest(_Asked, kw_only=True):
     system: str | None = None
     raw: bool | None = None
     suffix: str | None = None
-    images: list[str] | None = None
+    images: list[str | None] | None = None
 
 
 class ShowRequest(msgspec.Struct):
@@ -99,14 +99,18 @@ def _parse(body: _Asked, prompt: Prompt, base: GenerateParams, tools: ToolUse | 
     options.prediction = body.prediction or options.prediction
     limit = options.num_predict
     form = {"type": "object"} if body.format == "json" else body.format
-    think = {True: "on", False: "off"}.get(body.think, body.think)  # type: ignore[arg-type]
+    for name in Thought.__struct_fields__:
+        if (given := getattr(body, name)) is not None:
+            setattr(options, name, given)
+    if body.think is not None:
+        options.reasoning_effort = {True: "on", False: "off"}.get(body.think, body.think)  # type: ignore[arg-type]
     more = most_chances("top_logprobs", body.top_logprobs or 0) if body.logprobs else None
     params = params_of(
         options,
         base,
         _NAMES,
+        raw=isinstance(prompt, str),
         json_schema=schema_text(form) if form else None,
-        think=think_of(think),
         chances=more,
         max_tokens=-1 if limit is not None and limit <= 0 else limit,
     )
@@ -116,12 +120,15 @@ def _parse(body: _Asked, prompt: Prompt, base: GenerateParams, tools: ToolUse | 
 def parse_chat(body: OllamaChat, base: GenerateParams) -> Job:
     """Read a chat; raise Refusal if a field is wrong."""
     turns = body.messages or []
-    if any(turn.images for turn in turns):
-        raise not_offered("images", "models here read text only", "messages")
-    for turn in turns:
+    for i, turn in enumerate(turns):
+        if any(turn.images or ()):
+            raise text_only(f"messages[{i}]", "images")
         turn.reasoning_content = turn.reasoning_content or turn.thinking
-    tools = tools_of(body.tools)
-    return _parse(body, tuple(messages_of(turns)), base, tools)
+        turn.name = turn.tool_name or turn.name
+    read = ChatTurns("tool_call_id", "tool_name", ordered=True)
+    conversation = conversation_of(turns, read)
+    job = _parse(body, conversation.messages(), base, tools_of(body.tools))
+    return replace(job, pending=conversation.pending)
 
 
 def parse_generate(body: GenerateRequest, base: GenerateParams) -> Job:
@@ -129,7 +136,7 @@ def parse_generate(body: GenerateRequest, base: GenerateParams) -> Job:
     prompt: Prompt = body.prompt or ""
     if not body.raw:
         head = [Turn("system", body.system)] if body.system else []
-        prompt = tuple(messages_of([*head, Turn("user", body.prompt)]))
+        prompt = messages_of([*head, Turn("user", body.prompt)])
     return _parse(body, prompt, base)
 
 
@@ -240,12 +247,10 @@ def _time(seconds: float | None = None) -> str:
 
 
 def rows(service: Service) -> list[Row]:
-    found = [*_about_model(service), *_replies(service)]
-    for what in ("pull", "push", "create", "copy", "delete"):
-        found.append((f"POST|DELETE /api/{what}", refuses(what, _NO_MODELS)))
-    for what in ("embed", "embeddings"):
-        found.append((f"POST /api/{what}", refuses(what, _NO_VECTORS)))
-    return found
+    refused = [
+        (f"POST|DELETE {path}", refuses(path[5:], why)) for path, why in KNOWN.ollama.items()
+    ]
+    return [*_about_model(service), *_replies(service), *refused]
 
 
 def _details(target: ModelInfo) -> dict[str, Any]:
@@ -384,8 +389,8 @@ def _replies(service: Service) -> list[Row]:
 
     async def generate(request: Request) -> Response:
         body = await service.read(request, GenerateRequest)
-        if body.images:
-            raise not_offered("images", "models here read text only", "images")
+        if any(body.images or ()):
+            raise text_only("images", "images")
         return await written(request, body, body.prompt, parse_generate)
 
     return [("POST /api/chat", chat), ("POST /api/generate", generate)]

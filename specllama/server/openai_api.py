@@ -27,20 +27,7 @@ from specllama.server.refusals import Refusal
 from specllama.server.responses import CompactDialect, ResponsesDialect, ResponsesRequest, compact
 from specllama.server.responses import parse as parse_responses
 from specllama.server.served import ServedModel
-from specllama.server.service import Row, Service, refuses
-
-NOT_OFFERED = {
-    "embeddings": "models are loaded to write, not to embed",
-    "images/generations": "models here write text",
-    "audio/transcriptions": "models here read text",
-    "audio/translations": "models here read text",
-    "audio/speech": "models here write text",
-    "moderations": "there is no model for it",
-    "fine_tuning/jobs": "no route changes a model",
-    "files": "no route writes files",
-    "batches": "send the requests beside each other: they share passes",
-    "rerank": "models are loaded to write, not to rank",
-}
+from specllama.server.service import KNOWN, Row, Service, refuses
 
 
 class ModelRequest(msgspec.Struct):
@@ -111,7 +98,7 @@ def rows(service: Service) -> list[Row]:
         ("POST /responses/input_tokens", service.counts(ResponsesRequest, parse_responses, **told)),
         ("GET /models", models),
         ("GET /models/{id:path}", model),
-        *((f"GET|POST /{what}", refuses(what, reason)) for what, reason in NOT_OFFERED.items()),
+        *((f"GET|POST {path}", refuses(path[1:], why)) for path, why in KNOWN.openai.items()),
     ]
     return _several(service) + [
         (where.replace(" ", f" {prefix}"), handler)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.resources import files
 from time import perf_counter
 
 from specllama.events import Event, Finished, RoundDone
@@ -18,30 +20,10 @@ LLAMA_PREFIX = "llamacpp:"
 
 Labels = tuple[tuple[str, str], ...]
 
-COUNTERS = {
-    "spec_decode_num_drafts_total": "Rounds that had a draft.",
-    "spec_decode_num_draft_tokens_total": "Tokens that were drafted and sent to the target.",
-    "spec_decode_num_accepted_tokens_total": "Drafted tokens that were emitted.",
-    "spec_decode_num_accepted_tokens_per_pos_total": "The same, by place in the draft.",
-    "prompt_tokens_total": "Tokens of prompts.",
-    "prompt_tokens_cached_total": "Of these, tokens that had not to be read.",
-    "prompt_seconds_total": "Time of reading prompts.",
-    "generation_tokens_total": "Tokens that were written.",
-    "generation_seconds_total": "Time of writing, behind the first token of each reply.",
-    "rounds_total": "Rounds of all replies.",
-    "request_success_total": "Requests that ended, by reason.",
-    "request_failure_total": "Requests that an error ended.",
-    "draft_seconds_total": "Time of drafting.",
-    "verify_seconds_total": "Time of the target's passes.",
-    "own_seconds_total": "Time of rounds that neither model took.",
-    "near_ties_total": "Rounds whose token could flip by rounding.",
-}
-HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
-    "time_to_first_token_seconds": ("From arrival to the first token.", SECONDS),
-    "request_queue_time_seconds": ("From arrival to the engine.", SECONDS),
-    "time_per_output_token_seconds": ("Time of a token behind the first.", SECONDS),
-    "e2e_request_latency_seconds": ("From arrival to the end.", SECONDS),
-}
+_FIGURES = tomllib.loads(files("specllama.server").joinpath("metrics.toml").read_text("utf-8"))
+COUNTERS: Mapping[str, str] = _FIGURES["counters"]
+HISTOGRAMS: Mapping[str, str] = _FIGURES["histograms"]
+_LLAMA: Mapping[str, str] = _FIGURES["llama"]
 
 
 SLICES = 16  # labels that clients give
@@ -125,7 +107,7 @@ class Metrics:
 
     def _observe(self, name: str, queued: QueuedReply, value: float) -> None:
         labels = self._labels(queued, {})
-        self._spread[name].setdefault(labels, Histogram(HISTOGRAMS[name][1])).add(value)
+        self._spread[name].setdefault(labels, Histogram(SECONDS)).add(value)
 
     # -- what is shown --
 
@@ -147,7 +129,7 @@ class Metrics:
     def _lines(self, queues: Sequence[RequestQueue]) -> Iterator[str]:
         for name, help_text in COUNTERS.items():
             yield from _family(name, "counter", help_text, self._counts[name].items())
-        for name, (help_text, _) in HISTOGRAMS.items():
+        for name, help_text in HISTOGRAMS.items():
             yield from _family(name, "histogram", help_text, self._spread[name].items())
         for name, kind, help_text, value_of in _OF_QUEUES:
             samples = ((_of(queue.name), value_of(queue)) for queue in queues)
@@ -159,37 +141,29 @@ class Metrics:
         def sum_of(name: str) -> float:
             return sum(self._counts[name].values())
 
-        read = sum_of("prompt_tokens_total") - sum_of("prompt_tokens_cached_total")
-        read_s, wrote_s = sum_of("prompt_seconds_total"), sum_of("generation_seconds_total")
-        wrote, rounds = sum_of("generation_tokens_total"), sum_of("rounds_total")
-        drafts = "spec_decode_num_drafts_total"
-        drafted = "spec_decode_num_draft_tokens_total"
-        accepted = "spec_decode_num_accepted_tokens_total"
-        for name, kind, value, help_text in (
-            ("prompt_tokens_total", "counter", read, "Tokens of prompts that were read."),
-            ("prompt_tokens_cached_total", "counter", sum_of("prompt_tokens_cached_total"),
-             "Tokens of prompts that had not to be read."),
-            ("prompt_seconds_total", "counter", read_s, COUNTERS["prompt_seconds_total"]),
-            ("tokens_predicted_total", "counter", wrote, COUNTERS["generation_tokens_total"]),
-            ("tokens_predicted_seconds_total", "counter", wrote_s,
-             COUNTERS["generation_seconds_total"]),
-            ("n_decode_total", "counter", passes, "Passes of the target."),
-            ("n_tokens_max", "counter", self._longest, "The longest text, in tokens."),
-            *((name, "counter", sum_of(name), COUNTERS[name])
-              for name in (drafted, accepted, drafts)),
-            ("prompt_tokens_seconds", "gauge", share(read, read_s) or 0,
-             "Tokens of prompts read in a second."),
-            ("predicted_tokens_seconds", "gauge", share(wrote, wrote_s) or 0,
-             "Tokens written in a second."),
-            ("requests_processing", "gauge", sum(len(queue.running) for queue in queues),
-             "Requests being written."),
-            ("requests_deferred", "gauge", sum(queue.n_waiting for queue in queues),
-             "Requests that wait."),
-            ("n_busy_slots_per_decode", "gauge", share(rounds, passes) if passes else passes,
-             "Conversations that share a pass, on average."),
-        ):  # fmt: skip
+        cached = sum_of("prompt_tokens_cached_total")
+        read, read_s = sum_of("prompt_tokens_total") - cached, sum_of("prompt_seconds_total")
+        wrote, wrote_s = sum_of("generation_tokens_total"), sum_of("generation_seconds_total")
+        shared = share(sum_of("rounds_total"), passes) if passes else passes
+        values = {
+            "prompt_tokens_total": read,
+            "prompt_tokens_cached_total": cached,
+            "prompt_seconds_total": read_s,
+            "tokens_predicted_total": wrote,
+            "tokens_predicted_seconds_total": wrote_s,
+            "n_decode_total": passes,
+            "n_tokens_max": self._longest,
+            **{name: sum_of(name) for name in _LLAMA if name.startswith("spec_")},
+            "prompt_tokens_seconds": share(read, read_s) or 0,
+            "predicted_tokens_seconds": share(wrote, wrote_s) or 0,
+            "requests_processing": sum(len(queue.running) for queue in queues),
+            "requests_deferred": sum(queue.n_waiting for queue in queues),
+            "n_busy_slots_per_decode": shared,
+        }
+        for name, value in values.items():
             if value is not None:
-                yield from _family(name, kind, help_text, [((), value)], LLAMA_PREFIX)
+                kind = "counter" if name.endswith(("_total", "_max")) else "gauge"
+                yield from _family(name, kind, _LLAMA[name], [((), value)], LLAMA_PREFIX)
 
 
 _OF_QUEUES: tuple[tuple[str, str, str, Callable[[RequestQueue], float]], ...] = (

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,7 @@ _TOO_LONG = "prompt is too long: {n_prompt_tokens} tokens > {n_ctx} maximum"
 # clients of OpenAI and of Anthropic would ask again after any 5xx
 _NEVER = {"x-should-retry": "false"}
 _AT = re.compile(r" - at `\$\.?([^`]*)`$")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _FIRST = re.compile(r"^(?:unknown )?([a-z_-]+)")
 
 
@@ -104,6 +106,11 @@ def not_offered(what: str, reason: str, param: str | None = None) -> Refusal:
     return Refusal(501, f"{what}: {reason}", "not_supported_error", "not_supported", param, _NEVER)
 
 
+def text_only(where: str, what: str) -> Refusal:
+    """Refuse a picture or the like."""
+    return not_offered(f"{where}: {what}", "models here read text only; leave it out", where)
+
+
 def malformed(message: str) -> Refusal:
     """Convert msgspec's error about a body, which names the place at its end."""
     found = _AT.search(message)
@@ -111,6 +118,38 @@ def malformed(message: str) -> Refusal:
         return Refusal(400, message)
     place = found[1] or "the body"
     return Refusal(400, f"{place}: {message[: found.start()]}", param=found[1] or None)
+
+
+def unreadable(body: bytes) -> Refusal | None:
+    """Refuse a body that holds something that is no character; None if all of it is text.
+
+    A body in another encoding decodes to the same surrogates that an escape may leave alone.
+    """
+    if b"\0" in body:
+        return Refusal(400, "the body is not UTF-8 but UTF-16 or UTF-32, or has a zero byte")
+    text = body.decode("utf-8", "surrogateescape")
+    try:
+        value = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        value = text  # the place is that in the body then
+    for place, odd in _odd("", value):
+        code = ord(odd[0])
+        said = f"`\\u{code:04x}` is half of a character of UTF-16, whose other half is missing"
+        if not body.isascii() and 0xDC80 <= code < 0xDD00:
+            said = f"byte 0x{code & 0xFF:02X} is not UTF-8"
+        where = f"{place or 'the body'}: {said}, at character {odd.start()}"
+        return Refusal(400, where, param=place or None)
+    return None
+
+
+def _odd(place: str, value: Any) -> Iterator[tuple[str, re.Match[str]]]:
+    """Yield the surrogates that texts in a value hold, with the place of the text."""
+    if isinstance(value, str) and (odd := _SURROGATE.search(value)):
+        yield place, odd
+    listed = enumerate(value) if isinstance(value, list) else ()
+    for key, one in value.items() if isinstance(value, dict) else listed:
+        yield from _odd(place, key)
+        yield from _odd(f"{place}[{key}]" if listed else f"{place}.{key}".lstrip("."), one)
 
 
 def refusal(error: BaseException, fields: Mapping[str, str] | None = None) -> Refusal:

@@ -8,13 +8,12 @@ from typing import Any
 
 import msgspec
 
-from specllama.interface import Message
-from specllama.replies.tool_calls import Call, call_text
-from specllama.server.chat_completions import think_of
-from specllama.server.chat_messages import ContentPart, add_result, log_left_out, parts_of, text_of
+from specllama.replies.tool_calls import Call
+from specllama.server.chat_messages import Content, log_left_out, parts_of, text_of
+from specllama.server.chat_turns import ChatTurns
 from specllama.server.dialect import Frame, Job, OpenBlocks, Piece, Reply, now
 from specllama.server.refusals import Refusal, not_offered, wrong
-from specllama.server.sampling_fields import Asked, Format, schema_text
+from specllama.server.sampling_fields import Asked, Format, schema_of
 from specllama.server.served import ServedModel
 from specllama.server.tools import Tool, ToolChoice, ToolUse, full_name, tool_use
 from specllama.server.usage import costs, so_far
@@ -60,19 +59,16 @@ class ResponsesTool(msgspec.Struct, omit_defaults=True):
 class Item(msgspec.Struct, omit_defaults=True):
     type: str | None = None
     role: str | None = None
-    content: str | list[ContentPart] | None = None
-    summary: list[ContentPart] | None = None
+    content: Content = None
+    summary: list[dict[str, Any]] | None = None
     name: str | None = None
     namespace: str | None = None
+    call_id: str | None = None
     arguments: str | None = None
     input: str | None = None
-    output: str | list[ContentPart] | None = None
+    output: Content = None
     encrypted_content: str | None = None
     tools: list[ResponsesTool] | None = None
-
-
-class Reasoning(msgspec.Struct):
-    effort: str | None = None
 
 
 class TextOptions(msgspec.Struct, omit_defaults=True):
@@ -86,13 +82,11 @@ class ResponsesRequest(Asked, kw_only=True):
     max_output_tokens: int | None = None
     previous_response_id: str | None = None
     background: bool | None = None
-    reasoning: Reasoning | None = None
     text: TextOptions | None = None
     tools: list[ResponsesTool] | None = None
     tool_choice: str | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, Any] | None = None
-    top_logprobs: int | None = None
     timings_per_token: bool | None = None
     return_progress: bool | None = None
 
@@ -116,37 +110,42 @@ def items_of(body: ResponsesRequest) -> list[Item]:
     return parts_of(given, Item, _KINDS, "input")
 
 
-def messages_of(body: ResponsesRequest) -> list[Message]:
-    """Read the messages; raise Refusal if an item cannot be read."""
-    out = [Message("system", body.instructions)] if body.instructions else []
+def conversation_of(body: ResponsesRequest) -> ChatTurns:
+    """Read the items.
+
+    Raises:
+        Refusal: an item cannot be read, or a result belongs to no call.
+    """
+    out = ChatTurns("call_id")
+    if body.instructions:
+        out.begin("system", body.instructions)
     thought = ""
     for i, item in enumerate(items_of(body)):
         where = f"input[{i}]"
         if item.type in ("message", None):
             if item.role not in _ROLES:
                 raise wrong(f"{where}.role", f"{where}: unknown role {item.role!r}")
-            out.append(Message(_ROLES[item.role], text_of(item.content, where), thought))
+            out.begin(_ROLES[item.role], text_of(item.content, f"{where}.content"), thought)
             thought = ""
         elif item.type == "reasoning":
-            thought = text_of(item.content, where)
+            thought = text_of(item.content, f"{where}.content")
         elif item.type in _CALLS:
             arguments = item.arguments or "{}"
             if item.input is not None:
                 arguments = msgspec.json.encode({"input": item.input}).decode()
-            text = call_text([Call(full_name(item.namespace, item.name or ""), arguments)])
-            if out and out[-1].role == "assistant":  # a reply's parts come one by one
-                last = out.pop()
-                text = "\n".join(filter(None, (last.content, text)))
-                thought = last.reasoning or thought
-            out.append(Message("assistant", text, thought))
+            out.reply(thought)  # a reply's parts come one by one
+            name = full_name(item.namespace, item.name or "")
+            out.call(Call(name, arguments), where, item.call_id)
             thought = ""
         elif item.type in _RESULTS:
-            add_result(out, text_of(item.output, where))
+            out.result(text_of(item.output, f"{where}.output"), where, item.call_id, apart=True)
         elif (item.encrypted_content or "").startswith(_SUMMARY):
-            out.append(Message("user", item.encrypted_content or ""))
+            out.begin("user", item.encrypted_content or "")
         elif item.tools is None:
             log_left_out(where, item.type)
-    return out if len(out) > bool(body.instructions) else [*out, Message("user", "")]
+    if len(out) == bool(body.instructions):
+        out.begin("user")
+    return out
 
 
 def parse(body: ResponsesRequest, base: GenerateParams) -> Job:
@@ -157,19 +156,14 @@ def parse(body: ResponsesRequest, base: GenerateParams) -> Job:
         )
     if body.background:
         raise not_offered("background", "nothing is kept", "background")
-    schema = None
-    asked = body.text.format if body.text is not None else None
-    if asked is not None and asked.type != "text":
-        schema = schema_text(asked.schema or {"type": "object"})
     return Job.of(
         body,
-        (tuple(messages_of(body)),),
+        conversation_of(body),
         base,
         {"think": "reasoning.effort"},
         limit=body.max_output_tokens,
         tools=tools_of(body),
-        json_schema=schema,
-        think=think_of(body.reasoning.effort if body.reasoning is not None else None),
+        json_schema=schema_of((body.text or TextOptions()).format, "text.format"),
     )
 
 

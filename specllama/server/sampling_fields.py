@@ -79,11 +79,43 @@ class Structured(msgspec.Struct, kw_only=True):
     structural_tag: Any = None
 
 
+class Thinking(msgspec.Struct):
+    """Anthropic's wish about the thought, which others have taken over."""
+
+    type: str | None = None
+    budget_tokens: int | None = None
+
+
+class Reasoning(msgspec.Struct):
+    """OpenAI's wish about the thought, with the further fields of OpenRouter."""
+
+    effort: str | None = None
+    enabled: bool | None = None
+    max_tokens: int | None = None
+
+
+class Thought(msgspec.Struct, kw_only=True):
+    """Wishes about the thought, under every known name."""
+
+    reasoning_effort: str | None = None
+    reasoning: Reasoning | None = None
+    thinking: Thinking | None = None
+    enable_thinking: bool | None = None  # of Qwen
+    thinking_budget: int | None = None
+    thinking_budget_tokens: int | None = None  # of llama-server, like the following
+    reasoning_budget_tokens: int | None = None
+    reasoning_budget: int | None = None
+    thinking_token_budget: int | None = None  # of vLLM
+
+
 if TYPE_CHECKING:
-    _Samplers = msgspec.Struct
+    _Samplers = Thought
 else:
     _Samplers = msgspec.defstruct(
-        "_Samplers", [(name, kind | None, None) for name, kind in SAMPLERS.items()], kw_only=True
+        "_Samplers",
+        [(name, kind | None, None) for name, kind in SAMPLERS.items()],
+        bases=(Thought,),
+        kw_only=True,
     )
 
 
@@ -143,7 +175,12 @@ _LIMITS = ("max_completion_tokens", "max_output_tokens", "n_predict", "num_predi
 
 
 def params_of(
-    body: Sampling, base: GenerateParams, names: Mapping[str, str] | None = None, **more: Any
+    body: Sampling,
+    base: GenerateParams,
+    names: Mapping[str, str] | None = None,
+    *,
+    raw: bool = False,
+    **more: Any,
 ) -> GenerateParams:
     """Return the parameters of a request: the server's own, changed by the request's fields.
 
@@ -151,6 +188,7 @@ def params_of(
 
     Args:
         names: of its fields by those of settings, where ``FIELDS`` has others.
+        raw: the prompt is no conversation.
         more: further fields of GenerateParams; None leaves them. ``max_tokens`` of -1: no limit.
 
     Raises:
@@ -159,6 +197,11 @@ def params_of(
     changes = _given(more)
     if changes.get("max_tokens") == -1:
         changes["max_tokens"] = None
+    think, budgeted, budget = _thought(body)
+    if raw and (budget is not None or think not in (None, "off")):
+        name = budgeted or "reasoning_effort"
+        raise not_offered(name, "thoughts are told from answers in chats, not in raw texts", name)
+    changes |= _given({"think": think, "think_budget": budget})
     try:
         given = {n: v for n in SAMPLERS if (v := getattr(body, n)) is not None}
         if body.dry_sequence_breakers is not None:
@@ -185,7 +228,10 @@ def params_of(
             changes["stop"] = tuple(filter(None, stop))
         changes["most_ms"] = max(body.t_max_predict_ms or 0, 0)
         schema = None if body.json_schema is None else schema_text(body.json_schema)
-        told = {"ignore_eos": body.ignore_eos, "grammar": body.grammar or None}
+        told = {
+            "ignore_eos": body.ignore_eos,
+            "grammar": (body.grammar or "").removeprefix("\ufeff") or None,
+        }
         changes |= _given(told | {"json_schema": schema}) | _structured(body)
         if body.prediction is not None:
             changes["prediction"] = _expected(body.prediction)
@@ -194,7 +240,30 @@ def params_of(
         return base.replace(**changes)
     except UsageError as error:
         limit = next((n for n in _LIMITS if getattr(body, n, None) is not None), "max_tokens")
-        raise refusal(error, {**FIELDS, "max-tokens": limit, **(names or {})}) from None
+        found = {"max-tokens": limit, "think-budget": budgeted, **(names or {})}
+        raise refusal(error, {**FIELDS, **found}) from None
+
+
+EFFORTS = {"none": "off", "minimal": "low", "xhigh": "high", "max": "high", "ultra": "high"}
+BUDGETS = tuple(name for name in Thought.__struct_fields__ if "budget" in name)
+
+
+def _thought(body: Thought) -> tuple[str | None, str, int | None]:
+    """Return how a request wants thoughts, and the field that limits them, with its value."""
+    thinking, reasoning = body.thinking or Thinking(), body.reasoning or Reasoning()
+    effort, on = reasoning.effort or body.reasoning_effort, body.enable_thinking
+    if on is None:
+        on = reasoning.enabled if thinking.type is None else thinking.type != "disabled"
+    think = EFFORTS.get(effort, effort) if effort else None
+    if on is not None:
+        think = (think or "on") if on else "off"
+    limits = {
+        "thinking.budget_tokens": thinking.budget_tokens,
+        "reasoning.max_tokens": reasoning.max_tokens,
+        **{name: n for name in BUDGETS if (n := getattr(body, name)) != -1},  # no limit
+    }
+    name, limit = next(((n, v) for n, v in limits.items() if v is not None), ("", None))
+    return think, name, limit
 
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -317,6 +386,26 @@ def numbered(bias: Bias, spelled: dict[str, list[int]]) -> Bias:
     return out
 
 
+def schema_of(asked: Format | None, place: str) -> str | None:
+    """Return the JSON schema that a reply has to fit.
+
+    Args:
+        place: of the format in the request.
+
+    Raises:
+        Refusal: it is of an unknown kind, or has no schema.
+    """
+    if asked is None or asked.type == "text":
+        return None
+    if asked.type not in ("json_object", "json_schema"):
+        raise wrong(f"{place}.type", f"{place}: unknown type {asked.type[:80]!r}")
+    if asked.schema is None and asked.type == "json_schema":
+        raise wrong(f"{place}.schema", f"{place}: json_schema has no schema")
+    return schema_text(asked.schema or {"type": "object"})
+
+
 def schema_text(schema: Any) -> str:
     """Return a JSON schema as text, which the engine reads."""
-    return schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
+    if isinstance(schema, str):
+        return schema.removeprefix("\ufeff")
+    return msgspec.json.encode(schema).decode()

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import re
+import tomllib
+from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
+from importlib.resources import files
+from operator import getitem
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
@@ -20,80 +25,44 @@ from specllama.server.exchange import Aside, Json, answer
 from specllama.server.guard import Access, Traffic, read_body
 from specllama.server.loaded_models import Models
 from specllama.server.prometheus import Metrics
-from specllama.server.refusals import Refusal, malformed, not_offered, wrong
+from specllama.server.refusals import Refusal, malformed, not_offered, unreadable, wrong
 from specllama.server.sampling_fields import Sampling, numbered, words_of
 from specllama.server.served import ServedModel
 from specllama.settings import duration
 from specllama.settings.params import GenerateParams
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A field that is not offered, and why; ``idle``: values that request nothing, as null does."""
+class Refused(msgspec.Struct, frozen=True):
+    """A field that is not offered, and why; see ``fields.toml``."""
 
-    reason: str
-    idle: Callable[[Any], bool] = lambda value: not value
+    why: str
+    idle: list[Any] | None = None
+    most: float | None = None
+    objects: bool = False
+
+    def asks(self, value: Any) -> bool:
+        """True if the value requests something."""
+        if self.most is not None:
+            return not (isinstance(value, (int, float)) and value <= self.most)
+        if self.objects:
+            return isinstance(value, dict)
+        return value not in self.idle if self.idle is not None else bool(value)
 
 
-def _is(*values: Any) -> Callable[[Any], bool]:
-    return lambda value: value in values
+class Known(msgspec.Struct, frozen=True):
+    """Wishes of other servers' clients that no route carries out, by name: fields that are refused
+    or, for a reason, passed over; routes, with a reason; samplers that are off."""
+
+    refused: dict[str, Refused]
+    passed: dict[str, str]
+    openai: dict[str, str]
+    ollama: dict[str, str]
+    off: dict[str, Any]
 
 
-def _below_or_at(most: float) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, (int, float)) and value <= most
-
-
-_PROMPT = "the chat template is the model's own"
-_SAMPLER = "there is no such sampler here"
-_CONSTRAINT = "reply formats are response_format, json_schema, guided_regex and grammar"
-_ENDS = "replies end at end tokens and at stop strings"
-_OLD = "use tools and tool_choice"
-
-REFUSED: Mapping[str, Refused] = {
-    # llama-server
-    "mirostat": Refused(_SAMPLER),
-    "dynatemp_range": Refused(_SAMPLER, _below_or_at(0)),
-    "top_n_sigma": Refused(_SAMPLER, _below_or_at(0)),
-    "adaptive_target": Refused(_SAMPLER, _is(-1)),
-    "tfs_z": Refused(_SAMPLER, _is(1)),
-    "min_keep": Refused(_SAMPLER, _below_or_at(1)),
-    "lora": Refused("adapters are chosen when the server is started: --lora"),
-    "image_data": Refused("models here read text only"),
-    "grammar_lazy": Refused(_CONSTRAINT),
-    "parse_tool_calls": Refused("calls are read wherever tools are given", _is(True)),
-    # vLLM
-    "min_tokens": Refused(_ENDS, _below_or_at(0)),
-    "stop_token_ids": Refused(_ENDS),
-    "include_stop_str_in_output": Refused(_ENDS),
-    "allowed_token_ids": Refused(_CONSTRAINT),
-    "bad_words": Refused("logit_bias takes words"),
-    "structural_tag": Refused(_CONSTRAINT),
-    "guided_whitespace_pattern": Refused(_CONSTRAINT),
-    "prompt_logprobs": Refused("prompts are read without their rows", _is(False)),
-    "truncate_prompt_tokens": Refused("a prompt that is too long is refused, never cut"),
-    "use_beam_search": Refused("replies are drawn, not searched for"),
-    "length_penalty": Refused("replies are drawn, not searched for", _is(1)),
-    "skip_special_tokens": Refused("control tokens are never text", _is(True)),
-    "return_tokens_as_token_ids": Refused("tokens are told as text"),
-    "chat_template": Refused(_PROMPT),
-    "documents": Refused(_PROMPT),
-    "logits_processors": Refused(_SAMPLER),
-    "vllm_xargs": Refused(_SAMPLER),
-    # OpenAI
-    "functions": Refused(_OLD),
-    "function_call": Refused(_OLD, _is("auto", "none")),
-    "audio": Refused("models here write text"),
-    "modalities": Refused("models here write text", lambda value: value in ([], ["text"])),
-    "web_search_options": Refused("the model has no access to anything"),
-    "conversation": Refused("nothing is kept; send the conversation"),
-    # Anthropic
-    "mcp_servers": Refused("tools are run by the client"),
-    "container": Refused("tools are run by the client"),
-    # Ollama
-    "template": Refused(_PROMPT),
-    "context": Refused("send the conversation: what was read is remembered anyway"),
-}
-"""By name; the same name means the same for every family that has it."""
+_TABLE = files("specllama.server").joinpath("fields.toml").read_text("utf-8")
+KNOWN = msgspec.convert(tomllib.loads(_TABLE), Known)
+REFUSED: Mapping[str, Refused] = KNOWN.refused
 
 _Fields = dict[str, msgspec.Raw]
 
@@ -119,8 +88,8 @@ def _refuse(fields: _Fields, kind: type) -> None:
     for name in fields:
         if name in REFUSED and name not in honoured:
             value = msgspec.json.decode(fields[name])
-            if value is not None and not REFUSED[name].idle(value):
-                raise not_offered(name, REFUSED[name].reason, name)
+            if value is not None and REFUSED[name].asks(value):
+                raise not_offered(name, REFUSED[name].why, name)
 
 
 NAMING = frozenset({"model", "keep_alive", "ttl", "draft_model", "stream"})
@@ -173,6 +142,7 @@ def _seconds(name: str, value: Any) -> float | None:
 # values of a body beside one for each token that can be read: no thread runs while they are made
 _VALUES = 50_000
 _LARGE = 16 << 10  # bytes of a body that is not worked on in the event loop
+_FLOAT = re.compile(r"got `float` - at `\$\.([\w.-]+)")  # the field that holds it
 _BEGINNING = 4096  # characters of a prompt, or of a message, by which an arm is chosen
 Body = TypeVar("Body")
 P = ParamSpec("P")
@@ -315,6 +285,9 @@ class Service:
         self, request: Request, model: ServedModel, job: Job, dialect: Dialect
     ) -> Response:
         """Answer as ``exchange.answer`` does; count the request under its client, slice and arm."""
+        if job.pending and not job.silent:
+            said = "nothing follows this call of a tool; send its result, or what the user says"
+            raise wrong(job.pending, f"{job.pending}: {said}")
         label = self.metrics.slice(request.headers.get("x-specllama-slice", "")[:64])
         client, asked = request.state.client, request.state.asked
         job = replace(job, client=client, asked=asked, label=label)
@@ -349,16 +322,50 @@ def _decoded(body: bytes, kind: type[Body], most: int, path: bytes) -> tuple[Bod
     Raises:
         Refusal: it is no such body, or has more than ``most`` values.
     """
+    body = body.removeprefix(BOM_UTF8)
     if _marks(body) > most and _values(body, most) > most:
         raise Refusal(413, f"a request has at most {most} values", code="too_large")
     try:
-        read = msgspec.json.decode(body, type=kind)
+        read = _read(body, kind)
         fields = refuse_known(body, kind)
-    except msgspec.DecodeError as error:
-        raise malformed(str(error)) from None
-    except (RecursionError, UnicodeDecodeError):
-        raise Refusal(400, "the body cannot be read") from None
+    except RecursionError:
+        raise Refusal(400, "the body is nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        typed = isinstance(error, msgspec.ValidationError)
+        raise (None if typed else unreadable(body)) or malformed(str(error)) from None
     return read, naming_of(fields), hashlib.sha256(path + b"\0" + body).hexdigest()
+
+
+def _read(body: bytes, kind: type[Body]) -> Body:
+    """Decode a body. A whole number may be written as JavaScript does not, as 10.0.
+
+    Raises:
+        DecodeError, UnicodeDecodeError: it is no such body.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        wrong_at = _FLOAT.search(str(error))
+        if wrong_at is None:
+            raise
+    value, seen = msgspec.json.decode(body), set[str]()
+    while wrong_at is not None and wrong_at[1] not in seen:
+        seen.add(wrong_at[1])
+        *names, last = wrong_at[1].split(".")
+        holder = reduce(getitem, names, value)
+        holder[last] = _whole(holder[last])
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            wrong_at, told = _FLOAT.search(str(error)), error
+    raise told
+
+
+def _whole(value: Any) -> Any:
+    """Return a number, or those of a list, as an integer where it is one."""
+    if isinstance(value, list):
+        return [*map(_whole, value)]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _marks(body: bytes) -> int:

@@ -264,7 +264,7 @@ def write_setting(path: Path, name: str, value: Any) -> None:
     before = read_file(path)
     if value is not None:
         value = check(name, value)
-    text = path.read_text("utf-8") if before or path.exists() else ""
+    text = path.read_text("utf-8-sig") if before or path.exists() else ""
     changed = _edited(text, name, None if value is None else _literal(value))
     import tomllib
 

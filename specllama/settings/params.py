@@ -115,7 +115,9 @@ class SamplingParams:
         above=True,
     )
     min_p: float = sampler(
-        0.05, "Drop tokens less likely than this fraction of the likeliest one.", within=(0, 1)
+        0.05,
+        "Drop tokens less likely than this fraction of the likeliest one.",
+        within=(0, 1),
     )
     typical_p: float = rare_sampler(
         1.0,
@@ -129,7 +131,9 @@ class SamplingParams:
         1.0, "Divide scores of repeated tokens; 1 is off.", within=(0.01, 10)
     )
     repeat_last_n: int = rare_sampler(
-        64, "How many tokens the penalties look back; -1 is the whole context.", within=(-1, MOST)
+        64,
+        "How many tokens the penalties look back; -1 is the whole context.",
+        within=(-1, MOST),
     )
     presence_penalty: float = sampler(
         0.0,
@@ -140,16 +144,22 @@ class SamplingParams:
         0.0, "Penalty subtracted each time a token has occurred.", within=(-10, 10)
     )
     dry_multiplier: float = rare_sampler(
-        0.0, "Strength of the DRY penalty on repeated phrases; 0 is off.", within=(0, 100)
+        0.0,
+        "Strength of the DRY penalty on repeated phrases; 0 is off.",
+        within=(0, 100),
     )
     dry_base: float = rare_sampler(
-        1.75, "Factor by which the DRY penalty grows with each repeated token.", within=(1, 100)
+        1.75,
+        "Factor by which the DRY penalty grows with each repeated token.",
+        within=(1, 100),
     )
     dry_allowed_length: int = rare_sampler(
         2, "Longest repeat, in tokens, that DRY does not penalize.", within=(1, MOST)
     )
     dry_penalty_last_n: int = rare_sampler(
-        -1, "How many tokens DRY looks back; -1 is the whole context.", within=(-1, MOST)
+        -1,
+        "How many tokens DRY looks back; -1 is the whole context.",
+        within=(-1, MOST),
     )
     dry_sequence_breakers: tuple[str, ...] = rare_sampler(
         ("\n", ":", '"', "*"),
@@ -189,8 +199,6 @@ class GenerateParams:
         min_speculative_tokens: a reply that is limited to fewer is decoded plainly.
         grammar: GBNF text. json_schema: JSON schema text. regex: what the whole text matches. At
             most one of the three.
-        calls: what a reply may be instead of a text that fits that one: calls of tools, as rules in
-            Lark and their JSON schemas (``server.tools``).
         spelled: control tokens of a reply are part of its text, but for its end: calls of tools are
             written with them.
         chances: report how likely each token was to the target, before any sampler, and so many
@@ -225,7 +233,8 @@ class GenerateParams:
     )
     stop: tuple[str, ...] = length((), "Text that ends the reply; repeatable, up to 16 times.")
     ignore_eos: bool = length(
-        False, "Continue past the model's end token; a complete grammar still ends the reply."
+        False,
+        "Continue past the model's end token; a complete grammar still ends the reply.",
     )
     speculate: bool = speculation(
         True,
@@ -272,7 +281,6 @@ class GenerateParams:
     grammar: str | None = None
     json_schema: str | None = None
     regex: str | None = None
-    calls: str = ""
     think: str = thinking(
         "auto",
         "How hard the model thinks before it answers. auto follows its template; --no-think is "
@@ -480,7 +488,8 @@ class EngineOptions:
         True, "Refuse a pair that needs more memory than is free.", flag=False
     )
     allow_other_vocab: bool = speculation(
-        False, "Accept a draft model with another tokenizer; its guesses are translated."
+        False,
+        "Accept a draft model with another tokenizer; its guesses are translated.",
     )
     draft_tokens: Literal["auto", "all"] = speculation(
         "auto",
@@ -524,18 +533,6 @@ class EngineOptions:
         """Return the memory that idle conversations may take outside the shared context: unless it
         is set, as much as the pair takes with its contexts, and at most 1 GiB."""
         return min(model_bytes, 1 << 30) if self.kv_ram is None else self.kv_ram << 20
-
-    @property
-    def coarse_cache(self) -> str:
-        """A warning about a cache in which some models write rubbish; "" without need."""
-        kind = self.kv_type_k
-        if not kind.startswith(("q4", "q5", "iq4")):
-            return ""
-        return (
-            f"the K half of the cache is {kind}, which is too coarse for some models: in tries, "
-            "Qwen2.5-Coder 1.5B wrote rubbish with it, and SmolLM2 135M and Gemma 3 270M chose "
-            "other words now and then. --cache-type-k q8_0 is safe; the V half may stay as it is"
-        )
 
     def batch(self, *, on_gpu: bool) -> int:
         """Return the prompt tokens per pass. On a CPU a pass can be cancelled only between its

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sqlite3
 import time
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.resources import files
@@ -16,12 +15,13 @@ from pathlib import Path
 
 from specllama.errors import StoreError
 from specllama.paths import private_file, private_folder
+from specllama.store.message_tree import START
 
 _CHECK_BYTES = 32 * 2**20
 _BESIDE = ("-wal", "-shm")
-MIGRATIONS: list[list[str]] = tomllib.loads(
-    files("specllama.store").joinpath("migrations.toml").read_text("utf-8")
-)["steps"]
+_SQL = files("specllama.store").joinpath("migrations.sql").read_text("utf-8")
+_SQL = _SQL.replace("${START}", str(START)).replace("${SPACE}", "' ' || char(9, 10, 13)")
+MIGRATIONS = tuple(tuple(one.split(";\n")[:-1]) for one in _SQL.split("-- version\n"))
 
 
 def in_memory() -> sqlite3.Connection:

@@ -69,6 +69,6 @@ def _files(path: Path) -> Iterator[Path]:
 def _text(file: Path) -> str | None:
     try:
         data = file.read_bytes() if file.is_file() else b"\0"
-        return None if b"\0" in data else data.decode("utf-8")
+        return None if b"\0" in data else data.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError):
         return None

@@ -14,7 +14,7 @@ from specllama.server import anthropic, chat_completions, native, ollama_api, re
 from specllama.server.dialect import Job
 from specllama.server.refusals import Refusal
 from specllama.server.sampling_fields import Sampling, Structured, params_of
-from specllama.server.service import REFUSED
+from specllama.server.service import KNOWN, REFUSED
 from specllama.settings.params import GenerateParams, SamplingParams
 
 TURNS = [{"role": "user", "content": "the rain"}]
@@ -69,37 +69,53 @@ ASKS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "container": ("c", ()),
     "template": ("{{ .Prompt }}", ("",)),
     "context": ([1, 2], ([],)),
+    "grammar_triggers": ([{"type": 0, "value": "a"}], ([],)),
+    "preserved_tokens": (["<a>"], ([],)),
+    "generation_prompt": ("<a>", ("",)),
+    "chat_parser": ("x", ("",)),
+    "reasoning_format": ("none", ("auto", "deepseek")),
+    "reasoning_budget_message": ("enough", ("",)),
+    "reasoning_budget_start_tag": ("<a>", ("",)),
+    "reasoning_budget_end_tag": ("</a>", ("",)),
+    "reasoning_budget_end_tags": (["</a>"], ([],)),
+    "reasoning_control": (True, (False,)),
+    "echo": (True, (False,)),
+    "continue_final_message": (True, (False,)),
+    "n_cmpl": (2, (1,)),
+    "n_probs": (2, (0,)),
+    "post_sampling_probs": (True, (False,)),
+    "response_fields": (["content"], ([],)),
+    "min_new_tokens": (5, (0,)),
+    "stop_regex": ("a+", ("",)),
+    "no_stop_trim": (True, (False,)),
+    "ebnf": ("root ::= a", ("",)),
+    "regex": ("a+", ("",)),
+    "custom_logit_processor": ("x", ("",)),
+    "lora_path": ("a", ("",)),
+    "image": ({"size": "a"}, ({},)),
+    "moderation": ({"model": "a"}, ({},)),
+    "background_options": ({"a": 1}, ({},)),
+    "prompt": ({"id": "pmpt_1"}, ()),
+    "personality": ("friendly", ("",)),
+    "top_logprobs": (3, (0,)),
+    "compaction": ({"enabled": True}, ({},)),
+    "width": (64, (0,)),
+    "height": (64, (0,)),
+    "steps": (4, (0,)),
 }
-
-# Known, and passed over. ``truncate`` and its like: a prompt that is too long is an error.
-HARMLESS = frozenset(
-    {
-        # where and how it is computed: no text depends on it
-        "n_keep", "n_discard", "cache_salt", "priority", "request_id",
-        "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap",
-        "use_mlock", "low_vram", "vocab_only", "f16_kv", "num_keep", "service_tier",
-        "store", "prompt_cache_key", "kv_transfer_params", "guided_decoding_backend",
-        # of samplers that are off
-        "mirostat_tau", "mirostat_eta", "dynatemp_exponent", "adaptive_decay", "penalize_nl",
-        "penalize_newline",
-        # about the caller, or what is told alongside the text
-        "user", "metadata", "safety_identifier", "client_metadata", "include", "reasoning_format",
-        "return_token_ids", "shift", "truncation", "cache_control",
-    }
-)  # fmt: skip
 
 
 def test_the_table_is_tried_whole() -> None:
     assert ASKS.keys() == REFUSED.keys()
-    assert not HARMLESS & REFUSED.keys()
-    for _, kind in FAMILIES.values():
-        assert not HARMLESS & set(kind.__struct_fields__) - {"metadata", "truncation", "include"}
+    assert not KNOWN.passed.keys() & REFUSED.keys()
 
 
 @pytest.mark.parametrize("path", FAMILIES)
 def test_what_is_not_offered_is_refused_by_name(server: Serving, path: str) -> None:
-    body, _ = FAMILIES[path]
+    body, kind = FAMILIES[path]
     for name, (asks, _) in ASKS.items():
+        if name in kind.__struct_fields__:
+            continue
         answer = server.post(path, {**body, name: asks})
         assert answer.status_code == 501, name
         assert name in answer.text
@@ -107,16 +123,17 @@ def test_what_is_not_offered_is_refused_by_name(server: Serving, path: str) -> N
 
 @pytest.mark.parametrize("path", FAMILIES)
 def test_what_asks_for_nothing_is_no_matter(server: Serving, path: str) -> None:
-    body, _ = FAMILIES[path]
-    for nth in range(max(len(idle) for _, idle in ASKS.values())):
-        fields = {name: idle[nth] for name, (_, idle) in ASKS.items() if nth < len(idle)}
+    body, kind = FAMILIES[path]
+    theirs = {name: idle for name, (_, idle) in ASKS.items() if name not in kind.__struct_fields__}
+    for nth in range(max(map(len, theirs.values()))):
+        fields = {name: idle[nth] for name, idle in theirs.items() if nth < len(idle)}
         answer = server.post(path, {**body, **fields})
         assert answer.status_code == 200, answer.text
 
 
 def test_what_is_harmless_changes_no_text(server: Serving) -> None:
     plain = server.chat(seed=4)["choices"][0]["message"]
-    left = HARMLESS - {"metadata"}
+    left = KNOWN.passed.keys() - set(chat_completions.ChatRequest.__struct_fields__) - {"metadata"}
     for value in (0, 7, "x", {}):
         assert server.chat(seed=4, **dict.fromkeys(left, value))["choices"][0]["message"] == plain
 

@@ -297,7 +297,9 @@ def test_blocks_of_text_are_read(server: Serving, block: dict[str, Any], held: s
     sizes = []
     for one in (block, text(held)):
         result = {"type": "tool_result", "tool_use_id": "t", "content": [one]}
-        body = {"messages": [{"role": "user", "content": [result]}], "max_tokens": 1}
+        call = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
+        turns = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+        body = {"messages": turns, "max_tokens": 1}
         told = figures(server, "/v1/messages", body)
         sizes.append(told["prompt_n"] + told["cache_n"])
     assert sizes[0] == sizes[1]
