@@ -238,7 +238,7 @@ def judge(
     if machine is not None and target.tensor_bytes >= LEAST_BYTES:
         plain, drafted = machine.speeds(ours, its)
     return Judgement(
-        fits="yes" if memory.fits(whole, free) else "no", needs=whole.required, free=free,
+        fits="yes" if memory.fits(whole) else "no", needs=whole.required, free=free,
         plain=plain, drafted=drafted,
         pays_above=None if its is None else pays_above(its.read(), ours.read()), draft=draft,
         report=report, memory=whole,

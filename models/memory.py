@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,12 +19,14 @@ from specllama.errors import DoesNotFit, UsageError
 from specllama.models import running_state
 from specllama.models.companions import find, require_head
 from specllama.models.ggml_types import KV_BYTES
+from specllama.models.kernel_limits import MemoryLimit, memory_limits
 from specllama.models.nextn_blocks import lacks_trunk, trunk_blocks, why_not
 from specllama.text import size
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
 
+ROOT = Path("/")  # of the files in which the system tells its memory
 MIB = 1 << 20
 CTX_PADDING = 256
 F32 = 4
@@ -338,33 +340,33 @@ def leave(beside: int) -> None:
 
 
 def available_memory() -> int:
-    """Return the bytes available without swapping: MemAvailable, within the cgroup's limit if there
-    is one, without the share left to other engines. At least 1.
+    """Return the bytes that this process can still take without swapping, see ``room``, without the
+    share left to other engines. At least 1.
 
     0 if the system does not report it.
     """
-    available = _available()
-    return max(available - _beside, 1) if available else 0
-
-
-def _available() -> int:
-    available = _meminfo("MemAvailable") or _from_sysconf()
-    for limit_file, used_file in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
-    ):
-        limit, used = _number(limit_file), _number(used_file)
-        if limit is not None and used is not None and limit < 1 << 60:
-            available = min(available or limit, max(limit - used, 0))
-    return available
+    free = room().free
+    return max(free - _beside, 1) if free else 0
 
 
 def total_memory() -> int:
-    """Return the bytes of RAM in the machine, 0 when the system does not report them."""
-    return _meminfo("MemTotal") or _from_sysconf()
+    """Return the bytes of RAM that this process may use, 0 when the system does not report them."""
+    return min((limit.total for limit in limits()), default=0)
+
+
+def room() -> MemoryLimit:
+    """Return the limit that leaves the least free, the machine's RAM if there is no other."""
+    return min(limits(), key=lambda limit: limit.free, default=MemoryLimit(0, 0))
+
+
+def limits() -> list[MemoryLimit]:
+    """List the bounds on this process's memory: the machine's RAM, if it is known, and those limits
+    that are not above it. Each leaves at least 1 byte free, since 0 means unknown."""
+    total = _meminfo("MemTotal") or _from_sysconf()
+    machine = MemoryLimit(total, _meminfo("MemAvailable") or total)
+    found = [limit for limit in memory_limits(ROOT) if not total or limit.total <= total]
+    known = [machine, *found] if total else found
+    return [replace(limit, free=max(limit.free, 1)) for limit in known]
 
 
 def _from_sysconf() -> int:
@@ -376,36 +378,35 @@ def _from_sysconf() -> int:
 
 def _meminfo(name: str) -> int:
     with suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text("ascii").splitlines():
+        for line in (ROOT / "proc/meminfo").read_text("ascii").splitlines():
             if line.startswith(name + ":"):
                 return int(line.split()[1]) * 1024
     return 0
 
 
-def _number(path: str) -> int | None:
-    try:
-        return int(Path(path).read_text("ascii"))
-    except (OSError, ValueError):
-        return None
-
-
-def fits(memory: PairMemory | ModelMemory, available: int | None = None) -> bool:
+def fits(memory: PairMemory | ModelMemory) -> bool:
     """True if it fits the available memory with a small margin, or that is unknown."""
-    free = available_memory() if available is None else available
+    free = available_memory()
     return free == 0 or memory.required <= free * MARGIN
 
 
-def require_fit(memory: PairMemory | ModelMemory, available: int | None = None) -> None:
+def require_fit(memory: PairMemory | ModelMemory) -> None:
     """Refuse a pair that does not fit.
 
     Raises:
         DoesNotFit: with both figures and what to change.
     """
-    free = available_memory() if available is None else available
-    if not fits(memory, free):
+    if not fits(memory):
         raise DoesNotFit(
-            f"this needs about {size(memory.required)} of memory, {size(free)} are free",
+            f"this needs about {size(memory.required)} of memory, {free_words()}",
             "choose a smaller context (-c) or quantization; see also: specllama hub pairs --fits",
             needed=memory.required,
-            free=free,
+            free=available_memory(),
         )
+
+
+def free_words() -> str:
+    """Describe the available memory, and the limit that leaves no more."""
+    limit = room()
+    of = f" of the {size(limit.total)} that {limit.source} allows" if limit.source else ""
+    return f"{size(available_memory())} are free{of}"

@@ -10,12 +10,12 @@ model. There, the figures rest for a second or two while the text flows.
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from specllama.backend.cores import usable_cores
 from specllama.cancel import Cancel
 from specllama.errors import EngineError, SpecllamaError
 from specllama.events import Event, Finished
@@ -114,7 +114,7 @@ class FlushPace:
     @staticmethod
     def for_this_machine() -> FlushPace:
         """Choose the pace: with one or two cores, the model needs all that the screen would use."""
-        few = (os.cpu_count() or 1) <= 2
+        few = usable_cores()[1] <= 2
         base_s, share, figures_s = (0.2, 0.035, 1.0) if few else (0.1, 0.2, 0.0)
         return FlushPace(base_s, share=share, figures_s=figures_s, on_battery=on_battery)
 

@@ -8,12 +8,12 @@ that fails goes back to the previous pair.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 
 from textual.message import Message
 
+from specllama.backend.cores import usable_cores
 from specllama.backend.this_machine import this_machine
 from specllama.engine.host import EngineFactory, EngineHost, HostLike
 from specllama.errors import EngineError, ModelUnavailable, SpecllamaError
@@ -95,7 +95,7 @@ class EngineLoader:
     def machine(self) -> Machine:
         """The machine's speed, to judge models not here yet; better known once a pair is loaded."""
         info = self.info if not self.server else None
-        cores = info.threads if info is not None else os.cpu_count() or 1
+        cores = info.threads if info is not None else usable_cores()[1]
         return this_machine(cores, on_gpu=info is not None and info.target.gpu_layers > 0)
 
     @property

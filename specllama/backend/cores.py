@@ -6,12 +6,15 @@ Two threads on one core share its arithmetic, and every pass waits for its slowe
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+
+from specllama.models.kernel_limits import processors
 
 _CPUS = Path("/sys/devices/system/cpu")
 _STAT = Path("/proc/stat")
@@ -31,9 +34,15 @@ def physical_cores() -> int:
 
 
 def usable_cores() -> tuple[list[int], int]:
-    """Return the processors that this process may use, where the system says, and how many."""
+    """Return the processors that this process may use, where the system says, and how many of them
+    at a time.
+
+    A share of their time counts as the next whole number: threads that wait for each other are held
+    up together, so that one more computes faster than one fewer.
+    """
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    return usable, len(usable) or os.cpu_count() or 1
+    count = len(usable) or os.cpu_count() or 1
+    return usable, min(count, max(math.ceil(processors() or count), 1))
 
 
 def crowded() -> bool:

@@ -151,10 +151,17 @@ def _machine() -> list[DoctorLine]:
     from specllama.backend.cores import physical_cores, system_load
     from specllama.backend.devices import cpu_name
     from specllama.models import memory
+    from specllama.models.kernel_limits import processors
 
     cores, load = physical_cores(), system_load()
     ram = f"{size(memory.available_memory())} free of {size(memory.total_memory())}"
     checks = [ok("CPU", f"{cpu_name()}, {cores} cores for llama.cpp (-t {cores})"), ok("RAM", ram)]
+    if share := processors():
+        checks.append(info("CPU limit", f"the time of {share:.3g} cores (control group)"))
+    for limit in memory.limits():
+        if limit.source:
+            words = f"{size(limit.total)}, {size(limit.free)} of them free: {limit.source}"
+            checks.append(info("RAM limit", words))
     if load > cores * 0.75:
         busy = f"{load:.1f} on {cores} cores"
         checks.append(warn("load", busy, "other programs are using the CPU"))

@@ -406,10 +406,12 @@ def resolve(flags: dict[str, Any], *, quiet: bool = True) -> Settings:
             value = [*typed.get(setting.name, ()), *value]
         typed[setting.name] = value
     settings = load_settings().with_flags(typed)
-    cores = os.cpu_count()
-    if cores and (settings["threads"] or 0) > cores:
+    from specllama.backend.cores import usable_cores
+
+    cores = usable_cores()[1]
+    if (settings["threads"] or 0) > cores:
         diagnostics.warn(
-            f"threads = {settings['threads']}, but this machine has {cores} cores: threads that "
+            f"threads = {settings['threads']}, but only {cores} may compute here: threads that "
             "wait for each other are slower, often by far"
         )
     for host, _ in endpoints(settings["rpc"]):
