@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from specllama.errors import CannotLoad, ModelUnavailable
 from specllama.models.gguf_writer import Tensor
-from specllama.paths import pip_install
+from specllama.paths import cannot_import
 
 CONFIG = "config.json"
 MAX_CONFIG_BYTES = 4 << 20
@@ -70,12 +70,12 @@ def read_tensors(path: Path) -> Mapping[str, Tensor]:
         return read_safetensors(path)
     try:
         import torch
-    except ImportError:
-        raise CannotLoad(
-            f"{path.name} is a pickle, which can run code when it is opened; "
-            "reading it safely needs PyTorch",
-            f"{pip_install('torch')}, or take the .safetensors file of the same heads",
-        ) from None
+    except (ImportError, MemoryError) as error:
+        said = (
+            f"{path.name} is a pickle, which can run code when it is opened (.safetensors files of "
+            "the same heads do not); reading it safely needs PyTorch"
+        )
+        raise cannot_import(error, said, "torch", CannotLoad) from None
     try:
         data = torch.load(path, map_location="cpu", weights_only=True)
         return {str(key): value.float().numpy() for key, value in data.items()}

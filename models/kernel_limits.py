@@ -54,13 +54,15 @@ class MemoryLimit:
 
 def memory_limits(root: Path = ROOT) -> list[MemoryLimit]:
     """List the limits on this process's memory; empty where the system has none, or tells none."""
-    return [*_of_groups(root), *_of_process(root)]
+    with suppress(ValueError, IndexError):  # files that are not as a kernel writes them
+        return [*_of_groups(root), *_of_process(root)]
+    return []
 
 
 def processors(root: Path = ROOT) -> float | None:
     """Return the processors that this process may use at a time by its share of their time; None
     without such a limit. A choice of processors (cpuset) is part of the process's affinity."""
-    found = []
+    found = list[float]()
     for folder in folders("cpu", root):
         written = _text(folder / "cpu.max") or " ".join(
             _text(folder / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
@@ -78,16 +80,15 @@ def folders(controller: str, root: Path = ROOT) -> tuple[Path, ...]:
 
 def _of_groups(root: Path) -> Iterator[MemoryLimit]:
     for folder in folders("memory", root):
-        lines = (line.split() for line in _text(folder / "memory.stat").splitlines())
-        stat = {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdecimal()}
+        stat = dict(line.split(" ", 1) for line in _text(folder / "memory.stat").splitlines())
         # version 1 tells a group's own share apart from that of all below it
-        kept = sum(stat.get(f"total_{name}", stat.get(name, 0)) for name in _RECLAIMABLE)
+        kept = sum(int(stat.get(f"total_{name}", stat.get(name, 0))) for name in _RECLAIMABLE)
         for limit_file, used_file, above in _GROUP_FILES:
-            written = _number(folder / limit_file)
-            limit = min(NO_LIMIT if written is None else written, stat.get(above, NO_LIMIT))
-            if limit < NO_LIMIT:
-                used = max((_number(folder / used_file) or 0) - kept, 0)
-                named = folder / (limit_file if limit == written else "memory.stat")
+            written = _text(folder / limit_file).strip()
+            limits = [int(n) for n in (written, stat.get(above, "")) if n.isdecimal()]
+            if (limit := min(limits, default=NO_LIMIT)) < NO_LIMIT:
+                used = max(int(_text(folder / used_file) or 0) - kept, 0)
+                named = folder / (limit_file if str(limit) == written else "memory.stat")
                 yield MemoryLimit(limit, max(limit - used, 0), f"/{named.relative_to(root)}")
 
 
@@ -100,67 +101,47 @@ def _of_process(root: Path) -> Iterator[MemoryLimit]:
                 yield MemoryLimit(int(limit), max(int(limit) - int(used[field]) * page, 0), source)
 
 
-@dataclass(frozen=True, slots=True)
-class _Mount:
-    """A folder that shows the groups of a hierarchy, from ``top`` down."""
-
-    kind: str
-    controllers: tuple[str, ...]
-    top: str
-    folder: Path
-
-    def place(self, group: str) -> Path | None:
-        """Return the folder of a group; its nearest one above, if that is all that is shown; None
-        if neither is.
-
-        Paths begin at the top of the process's own container: ``..`` leads out of it.
-        """
-        parts = [part for part in group.split("/") if part]
-        top = [part for part in self.top.split("/") if part]
-        below = parts[len(top) :]
-        if parts[: len(top)] == top and ".." not in below:
-            return self.folder.joinpath(*below)
-        above = set(top) == {".."} and parts.count("..") <= len(top)
-        return self.folder if above else None
-
-
 @lru_cache(maxsize=8)
 def _folders(groups: str, controller: str, root: Path) -> tuple[Path, ...]:
-    mounts, found = list(_mounts(root)), dict[Path, None]()
-    for line in groups.splitlines():
-        number, names, group = [*line.split(":", 2), "", ""][:3]
-        unified = number == "0" and not names
+    mounts = [line.partition(" - ") for line in _text(root / "proc/self/mountinfo").splitlines()]
+    found = dict[Path, None]()
+    for hierarchy, names, group in (line.split(":", 2) for line in groups.splitlines()):
+        unified = hierarchy == "0" and not names
         if not unified and controller not in names.split(","):
             continue
-        shown = [
-            mount
-            for mount in mounts
-            if mount.kind == ("cgroup2" if unified else "cgroup")
-            if unified or controller in mount.controllers
-        ]
-        places = [(mount, place) for mount in shown if (place := mount.place(group)) is not None]
-        for mount, place in places or [(mount, mount.folder) for mount in shown]:
-            above = takewhile(mount.folder.parent.__ne__, place.parents)
-            found |= dict.fromkeys([place, *above])
+        shown = dict[Path, Path | None]()  # by the top folder of a mount: that of the group
+        for about, _, system in mounts:
+            kind, _, options = system.split(" ", 2)
+            of_ours = kind == "cgroup" and controller in options.split(",")
+            if kind == "cgroup2" if unified else of_ours:
+                above, folder = (_unescaped(field) for field in about.split(" ")[3:5])
+                top = root / folder.lstrip("/")
+                shown[top] = _place(group, above, top)
+        # a mount that does not show the group is the nearest there is, where no other does
+        known = {top: place for top, place in shown.items() if place is not None}
+        for top, place in (known or {top: top for top in shown}).items():
+            found |= dict.fromkeys([place, *takewhile(top.parent.__ne__, place.parents)])
     return tuple(found)
 
 
-def _mounts(root: Path) -> Iterator[_Mount]:
-    for line in _text(root / "proc/self/mountinfo").splitlines():
-        about, _, system = line.partition(" - ")
-        fields, (kind, _, options) = about.split(" "), [*system.split(" ", 2), "", ""][:3]
-        if kind in ("cgroup", "cgroup2") and len(fields) > 4:
-            top, folder = (_unescaped(field) for field in fields[3:5])
-            yield _Mount(kind, tuple(options.split(",")), top, root / folder.lstrip("/"))
+def _place(group: str, above: str, top: Path) -> Path | None:
+    """Return the folder of a group, or of the nearest one above it that a mount shows; None if it
+    shows neither.
+
+    Paths begin at the top of the process's own container: ``..`` leads out of it.
+
+    Args:
+        above: the group that the mount shows as its ``top``.
+    """
+    parts, shown = ([one for one in path.split("/") if one] for path in (group, above))
+    below = parts[len(shown) :]
+    if parts[: len(shown)] == shown and ".." not in below:
+        return top.joinpath(*below)
+    return top if set(shown) == {".."} and parts.count("..") <= len(shown) else None
 
 
 def _unescaped(field: str) -> str:
     return re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), field)
-
-
-def _number(path: Path) -> int | None:
-    text = _text(path).strip()
-    return int(text) if text.isdecimal() else None
 
 
 def _text(path: Path) -> str:

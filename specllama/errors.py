@@ -23,6 +23,7 @@ This module imports nothing heavy: ``specllama --help`` may import it.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 
@@ -137,3 +138,35 @@ class EngineStuck(EngineDied):
 
 class StoreError(SpecllamaError):
     pass
+
+
+# of the system's and of libraries' words where memory is refused: to a thread, a file, C++
+_NO_MEMORY = re.compile(
+    "can't start new thread|failed to map segment|annot allocate memory|zero-fill pages|bad_alloc"
+)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """True if memory was refused: to an object, a thread, or a library that was to be loaded."""
+    return isinstance(error, MemoryError) or bool(_NO_MEMORY.search(cause(error)))
+
+
+def cause(error: BaseException) -> str:
+    """Return the first line of the cause that lies deepest: packages put advice around it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip().partition("\n")[0]
+
+
+def as_ours(error: BaseException, said: str) -> SpecllamaError:
+    """Return any error as one of ours; ``said``: what failed, for one that is not."""
+    if isinstance(error, SpecllamaError):
+        return error
+    why = f": {words}" if (words := cause(error)) else ""
+    if not out_of_memory(error):
+        return EngineError(f"{said}: {type(error).__name__}{why}")
+    return DoesNotFit(
+        f"{said}: there is no memory left for it{why}",
+        "choose a smaller model or a shorter context (-c), or raise the limit that is set: "
+        "specllama doctor shows it",
+    )

@@ -1,4 +1,4 @@
-"""Files to read: those that specllama wrote for itself, and those that a user names.
+"""Files that specllama wrote for itself, and those that a user names.
 
 A crash cuts a file, a disk flips bits, another version writes other fields. Every reader of a file
 of ours catches ``DAMAGE``, the one list of what decoding foreign bytes can raise. Piped input and
@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from specllama.errors import UsageError
+from specllama.text import encodable
 
 MOST_BYTES = 16 * 2**20  # more than any context or grammar holds
 
@@ -42,6 +43,21 @@ def read_json(path: Path, kind: Any = Any) -> Any:
     except FileNotFoundError:
         return None
     return msgspec.json.decode(data, type=kind)
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a new file, whole or not at all.
+
+    Raises:
+        OSError: it is there already, or it cannot be written.
+    """
+    with path.open("x", encoding="utf-8") as file:
+        try:
+            file.write(encodable(text))
+            file.flush()
+        except OSError:
+            path.unlink()
+            raise
 
 
 def read_bounded(stream: BinaryIO, what: str, most: int = MOST_BYTES) -> bytes:

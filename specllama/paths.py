@@ -17,11 +17,12 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from specllama.errors import UsageError
+from specllama.errors import CannotLoad, SpecllamaError, UsageError, as_ours, cause, out_of_memory
 
 HOME_VARIABLE = "SPECLLAMA_HOME"
 _LOCK = ".lock"
 _BEGUN_S = 10.0  # a folder that is younger may not have its lock yet
+LEAST_FREE = 1 << 18  # bytes of a disk on which a conversation and a log can be begun
 
 
 def _base(kind: str) -> Path:
@@ -167,7 +168,10 @@ def barred(folder: Path) -> str:
     existing = standing(folder)
     if not existing.is_dir():
         return f"{existing} is no folder"
-    return "" if os.access(existing, os.W_OK | os.X_OK) else f"{existing} cannot be written to"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"{existing} cannot be written to"
+    free = shutil.disk_usage(existing).free
+    return "" if free >= LEAST_FREE else f"the disk of {existing} is full: {free:,} bytes are free"
 
 
 def _close(path: Path, mode: int) -> None:
@@ -185,6 +189,25 @@ def pip_install(words: str) -> str:
         return f"uv pip install --python {python} {words}"
     active = os.environ.get("VIRTUAL_ENV") == sys.prefix
     return f"{'pip' if active else f'{python} -m pip'} install {words}"
+
+
+def cannot_import(
+    error: BaseException, said: str, package: str, missing: type[SpecllamaError] = UsageError
+) -> SpecllamaError:
+    """Return the error for a package that was found missing, or broken, or too large for the memory
+    that is left, when it was imported.
+
+    Args:
+        said: who needs it, as in "schemas need llguidance".
+        missing: the error's class where it is not installed.
+    """
+    if isinstance(error, ModuleNotFoundError) and error.name == package:
+        return missing(f"{said}, which is not installed", pip_install(package))
+    if out_of_memory(error):
+        return as_ours(error, said)
+    again = pip_install(f"--force-reinstall {package}")
+    hint = f"install what it asks for, or {package} again: {again}"
+    return CannotLoad(f"{said}, which is installed, but cannot be loaded: {cause(error)}", hint)
 
 
 @cache

@@ -164,7 +164,7 @@ class SpecllamaApp(PagedApp):
             self.action_show("models")
 
     async def action_quit(self) -> None:
-        self.exit(0)
+        self.leaving(partial(self.exit, 0))
 
     def action_copy_or_quit(self) -> None:
         """Handle Ctrl+C: copy the selection, else stop the reply, else empty the prompt; with none
@@ -184,7 +184,7 @@ class SpecllamaApp(PagedApp):
             return
         now = self.clock()
         if now - self._asked_to_quit < QUIT_WITHIN_S:
-            self.exit(0)
+            self.leaving(partial(self.exit, 0))
             return
         self._asked_to_quit = now
         self.notify("Press Ctrl+C again to leave", timeout=QUIT_WITHIN_S)

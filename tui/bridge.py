@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from specllama.backend.cores import usable_cores
 from specllama.cancel import Cancel
-from specllama.errors import EngineError, SpecllamaError
+from specllama.errors import SpecllamaError, as_ours
 from specllama.events import Event, Finished
 from specllama.models.power import on_battery
 from specllama.told import Told
@@ -72,10 +72,8 @@ class RunningTurn:
         try:
             for event in self._events:
                 self._take(event)
-        except SpecllamaError as caught:
-            error = caught
         except Exception as caught:
-            error = EngineError(f"{type(caught).__name__}: {caught}")
+            error = as_ours(caught, "the reply failed")
         with self._lock:
             self._batch.error = error
             self._batch.ended = True

@@ -16,7 +16,7 @@ from textual.message import Message
 from specllama.backend.cores import usable_cores
 from specllama.backend.this_machine import this_machine
 from specllama.engine.host import EngineFactory, EngineHost, HostLike
-from specllama.errors import EngineError, ModelUnavailable, SpecllamaError
+from specllama.errors import ModelUnavailable, as_ours
 from specllama.events import Event, Loading, Notice
 from specllama.interface import EngineInfo, EngineLike
 from specllama.models.judgement import Machine
@@ -174,10 +174,9 @@ class EngineLoader:
         message: Message
         try:
             message = EngineReady(self.host.start() if recipe is None else self.host.switch(recipe))
-        except SpecllamaError as error:
-            message = EngineFailed(error, kept=recipe is not None and self.info is not None)
         except Exception as error:
-            message = EngineFailed(EngineError(f"{type(error).__name__}: {error}"))
+            kept = recipe is not None and self.info is not None
+            message = EngineFailed(as_ours(error, "the model could not be loaded"), kept=kept)
         # A load replaced by a newer one neither failed nor is ready.
         if number == self._loads:
             self._post(message)

@@ -7,20 +7,22 @@ imported when it is opened, so that the first frame comes early.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from textual.app import SystemCommand
 from textual.screen import Screen
 
 from specllama.errors import SpecllamaError
+from specllama.files import write_new
 from specllama.interface import Message
 from specllama.paths import private_folder
 from specllama.settings.params import EngineOptions, GenerateParams, Repacking
-from specllama.text import encodable, sanitize_line
+from specllama.text import sanitize_line
 from specllama.tui import clipboard
 from specllama.tui.keymap import ACTIONS
 from specllama.tui.loader import Pair
@@ -41,6 +43,7 @@ class PagedApp(ThemedApp):
 
     options: EngineOptions
     _chat: ChatScreen | None = None
+    _exported: Sequence[Message] = ()  # the conversation as it was last saved to a file
 
     @property
     def chat(self) -> ChatScreen:
@@ -83,10 +86,29 @@ class PagedApp(ThemedApp):
             self.chat.params_changed()
             await self.chat.show_conversation()
 
-        self.chat.when_idle(go)
+        self.leaving(go)
 
     def action_new_chat(self) -> None:
-        self.chat.when_idle(self._new_chat)
+        self.leaving(self._new_chat)
+
+    def leaving(self, then: Callable[[], object]) -> None:
+        """Stop the reply and do this; where the conversation would be lost, ask before it."""
+        session, store = self.chat.session, self.chat.store
+
+        def answered(path: str | None) -> None:
+            if path == "" or (path and self._saved(Path(path).expanduser(), session.export())):
+                self.chat.call_next(then)
+
+        def ask() -> None:
+            if not store.lacks or session.messages in ([], self._exported):
+                self.chat.call_next(then)
+                return
+            from specllama.tui.screens.unkept_screen import UnkeptScreen
+
+            why = sanitize_line(store.notices[-1]) if store.notices else "It is not stored yet."
+            self.open(UnkeptScreen(str(clipboard.export_path(session.title, "md")), why), answered)
+
+        self.chat.when_idle(ask)
 
     async def _new_chat(self) -> None:
         self.chat.session.clear()
@@ -295,14 +317,23 @@ class PagedApp(ThemedApp):
                 text = self_contained(self.export_screenshot(title="specllama"))
             else:
                 title, text = session.title, session.export(cast(Literal["md", "json"], how))
-            path = clipboard.export_path(title, how)
-            private_folder(path.parent)
-            path.write_text(encodable(text), "utf-8")
-        except (OSError, SpecllamaError) as error:
-            words = getattr(error, "strerror", None) or str(error)
-            self.notify(f"It cannot be saved: {words}", severity="error", markup=False)
+        except SpecllamaError as error:
+            self.notify(f"It cannot be saved: {error}", severity="error", markup=False)
         else:
-            self.notify(sanitize_line(str(path.absolute())), title="Saved", markup=False)
+            self._saved(clipboard.export_path(title, how), text)
+
+    def _saved(self, path: Path, text: str) -> bool:
+        """Write a new file, and show that or why not; return True if it is there."""
+        try:
+            private_folder(path.parent)
+            write_new(path, text)
+        except OSError as error:
+            self.notify(f"It cannot be saved: {error.strerror}", severity="error", markup=False)
+            return False
+        if path.suffix != ".svg":
+            self._exported = self.chat.session.messages
+        self.notify(sanitize_line(str(path.absolute())), title="Saved", markup=False)
+        return True
 
 
 FONTS = re.compile(r"@font-face\s*\{[^}]*\}\s*")

@@ -12,6 +12,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -230,15 +231,20 @@ def _say_where_nothing_is_kept() -> None:
     from specllama import paths
     from specllama.errors import SpecllamaError
 
-    try:
-        why = paths.barred(folder := paths.data_dir())
-    except SpecllamaError:  # no home at all: the command says so where it needs one
-        return
-    if why:
+    lost = dict[str, list[str]]()  # by the reason
+    with suppress(SpecllamaError):  # no home at all: the command says so where it needs one
+        for name, folder in (
+            ("conversations", paths.data_dir()),
+            ("logs", paths.rounds_dir()),
+            ("measurements", paths.profiles_dir()),
+            ("states of models", paths.states_dir()),
+        ):
+            lost.setdefault(paths.barred(folder), []).append(name)
+    lost.pop("", None)
+    for why, names in lost.items():
         diagnostics.warn(
-            f"nothing can be kept in {folder} ({why}): conversations, logs and measurements of "
-            f"this run are lost; next: {paths.HOME_VARIABLE}=FOLDER specllama …, a folder that "
-            "you can write to"
+            f"nothing can be kept ({why}): {', '.join(names)} of this run are lost; next: free "
+            f"some space, or {paths.HOME_VARIABLE}=FOLDER specllama …, a folder that takes them"
         )
 
 

@@ -17,8 +17,8 @@ import click
 
 from specllama.cli import output
 from specllama.cli.output import wrapped
-from specllama.errors import SpecllamaError, UsageError
-from specllama.paths import pip_install
+from specllama.errors import SpecllamaError, UsageError, as_ours, out_of_memory
+from specllama.paths import cannot_import, pip_install
 from specllama.signals import Interrupted
 from specllama.text import sanitize, sanitize_line
 
@@ -139,6 +139,11 @@ def explain(error: BaseException) -> tuple[int, str, str | None]:
 
     Subclasses stand before their bases: the first match counts.
     """
+    if out_of_memory(error):
+        error = as_ours(error, "out of memory")
+    if isinstance(error, ImportError):
+        said = f"a part of specllama needs {error.name or 'a package'}"
+        error = cannot_import(error, said, (error.name or "").partition(".")[0], SpecllamaError)
     if isinstance(error, SpecllamaError):
         return error.exit_code, error.message, error.hint
     if isinstance(error, click.UsageError):
@@ -150,14 +155,9 @@ def explain(error: BaseException) -> tuple[int, str, str | None]:
         return Exit.INTERRUPTED, "interrupted", None
     if isinstance(error, Interrupted):
         return error.code, "interrupted", None
-    if isinstance(error, MemoryError):
-        return Exit.CANNOT_LOAD, "out of memory", "use a smaller model or --ctx-size"
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
         return Exit.FAILED, f"{error.strerror or error}{where}", None
-    if isinstance(error, ImportError):
-        hint = f"install specllama again, in its folder: {pip_install('--force-reinstall .')}"
-        return Exit.FAILED, f"a part of specllama cannot be imported: {error}", hint
     return (
         Exit.FAILED,
         f"unexpected {type(error).__name__}: {error}",

@@ -10,7 +10,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partialmethod
+from pathlib import Path
 from typing import cast
+
+import click
 
 from specllama import signals
 from specllama.cancel import Cancel
@@ -20,6 +23,7 @@ from specllama.cli.output import wrapped
 from specllama.cli.printer import Printer
 from specllama.errors import SpecllamaError, UsageError
 from specllama.events import Event
+from specllama.files import write_new
 from specllama.interface import EngineLike, Stepped
 from specllama.replies import attach
 from specllama.session import Session
@@ -127,7 +131,22 @@ class Repl:
             except signals.Interrupted as stopped:
                 if stopped.code == diagnostics.Exit.TERMINATED or not self.lines.interactive:
                     raise
+        self._offer_file()
         return 0 if self.lines.interactive else self._failed
+
+    def _offer_file(self) -> None:
+        """Offer a file for the conversation that ends, if the store does not hold it."""
+        if not (self.store.lacks and self.session.messages):
+            return
+        diagnostics.warn("this conversation is not stored")
+        while self.lines.interactive:
+            path = click.prompt("save it to (Enter: no file)", "", show_default=False, err=True)
+            try:
+                if path:
+                    write_new(Path(path).expanduser(), self.session.export())
+                return
+            except OSError as error:
+                diagnostics.report(error)
 
     # ---- messages
 
@@ -245,6 +264,7 @@ class Repl:
             diagnostics.say(f"{mark} {one.id}  {one.messages:>3} messages  {one.title}")
 
     def _do_new(self, rest: str) -> None:
+        self._offer_file()
         self.session.clear()
         diagnostics.say("new conversation")
 

@@ -106,7 +106,8 @@ class Profile:
         self.advice: dict[str, Any] | None = None
         self._bands: dict[str, Learned] = {}
         self.warm = False
-        self.trouble = ""  # why a file that is there was not used, for people
+        self.trouble = ""  # why a file that is there was not used or not written, for people
+        self._barred = False  # it could not be written when it was last tried
         self._seen = self._data()  # what was last read or written
         self._stamp: store.Stamp = ()  # of the file at that time
         if path is not None:
@@ -231,6 +232,9 @@ class Profile:
         stamp = store.update(path, change)
         if stamp:
             self._stamp, self._seen = stamp, data
+        elif not self._barred:
+            self.trouble = f"what was measured of this pair cannot be written to {path}"
+        self._barred = not stamp
         return bool(stamp)
 
 
@@ -346,7 +350,7 @@ class Windows:
         return ranked(mine, self._others, band(params), rounds)
 
     def trouble(self) -> str:
-        """Explain why an existing profile was not used; once, "" afterwards."""
+        """Explain why a profile was not used, or not written; once, "" afterwards."""
         said, self.profile.trouble = self.profile.trouble, ""
         return said
 

@@ -22,7 +22,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 from specllama.backend.cores import Others
 from specllama.cancel import Cancel
 from specllama.engine.pulse import PARTS, Part, Pulse
-from specllama.errors import Cancelled, EngineError, SpecllamaError
+from specllama.errors import Cancelled, SpecllamaError, as_ours
 from specllama.events import Event, Finished, Measuring, Started
 from specllama.interface import EngineInfo, EngineLike, Stepped
 from specllama.settings.params import GenerateParams
@@ -104,11 +104,8 @@ class Link:
         self.forget(request_id)
         if error is None:
             self.send("end", request_id)
-        elif isinstance(error, SpecllamaError):
-            self.send("error", request_id, error)
         else:
-            traceback.print_exception(error)
-            self.send("error", request_id, EngineError(f"the engine failed: {_name(error)}"))
+            self.send("error", request_id, _told(error, "the engine failed"))
 
     def forget(self, request_id: int) -> None:
         self.cancels.pop(request_id, None)
@@ -260,13 +257,8 @@ def serve(conn: Connection, factory: EngineFactory, log: int, pulse: Pulse) -> N
     try:
         engine = cast(Stepped, factory(link.progress))
         link.send("ready", 0, engine.info)
-    except SpecllamaError as error:
-        link.send("failed", 0, error)
-        link.close(writing)
-        return
     except BaseException as error:
-        traceback.print_exc()
-        link.send("failed", 0, EngineError(f"the engine could not start: {_name(error)}"))
+        link.send("failed", 0, _told(error, "the engine could not start"))
         link.close(writing)
         return
     gc.freeze()  # what was loaded stays: a search for garbage would look through it between passes
@@ -436,8 +428,11 @@ def _unbegun(info: EngineInfo, params: GenerateParams) -> tuple[Event, Event]:
     )
 
 
-def _name(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+def _told(error: BaseException, said: str) -> SpecllamaError:
+    """Return any error as one of ours; the log keeps where another one happened."""
+    if not isinstance(error, SpecllamaError):
+        traceback.print_exception(error)
+    return as_ours(error, said)
 
 
 def _redirect_output(log: int) -> None:

@@ -24,10 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from specllama.arrays import IntArray
-from specllama.errors import UsageError
+from specllama.errors import UsageError, as_ours
 from specllama.grammar.json_layout import WHITE, Habits, JsonLayout
 from specllama.grammar.source import Kind, Source, source_of
-from specllama.paths import pip_install
+from specllama.paths import cannot_import
+from specllama.text import size
 
 Ahead = list[tuple[int, float]]
 """Tokens, and how likely each is after the others."""
@@ -93,14 +94,12 @@ def matches(key: str, asked: str, text: str) -> bool:
 
 
 def _library() -> Any:
-    """Import llguidance, and raise UsageError if it is not installed."""
+    """Import llguidance, and raise SpecllamaError if that fails."""
     try:
         import llguidance
-    except ImportError:
-        raise UsageError(
-            "grammars and JSON schemas need llguidance, which is not installed",
-            pip_install("llguidance"),
-        ) from None
+    except (ImportError, MemoryError) as error:
+        said = "grammars and JSON schemas need llguidance"
+        raise cannot_import(error, said, "llguidance") from None
     return llguidance
 
 
@@ -207,6 +206,8 @@ def _deep(run: Callable[[], None]) -> None:
         try:
             thread = threading.Thread(target=run, name="specllama-grammar", daemon=True)
             thread.start()
+        except RuntimeError as error:
+            raise as_ours(error, f"a grammar is compiled on a stack of {size(_STACK)}") from None
         finally:
             threading.stack_size(usual)
     thread.join()

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from time import monotonic, perf_counter
 from typing import Any, Protocol
 
@@ -30,6 +31,7 @@ from specllama.events import Event
 from specllama.interface import EngineFigures, EngineInfo, Prompt, ToolSyntax
 from specllama.server.refusals import busy, ended_engine, loading, shutting_down
 from specllama.settings.params import SERVER, GenerateParams
+from specllama.told import news
 
 logger = logging.getLogger("specllama.server")
 
@@ -37,6 +39,7 @@ FIGURES_S = 2.0  # how long the engine's figures are waited for, behind other ca
 POISON_S = 600.0  # for so long a suspect is one, or refused
 AGAIN_S = 30.0  # an engine that died sooner after its start is not started again unasked
 
+_STORES = ("state", "profile")  # topics of notices about what an engine keeps
 IN_ALL = 4  # requests of all clients that may wait: so many times as many as of one
 
 
@@ -150,6 +153,7 @@ class RequestQueue:
         self.lanes = lanes
         self.most = most
         self.watchers: list[Watcher] = []
+        self._warned: set[str] = set()  # topics of notices
         self.running: dict[QueuedReply, None] = {}
         self.restarts = 0
         self.closing = False
@@ -369,6 +373,7 @@ class RequestQueue:
         if queued.over:
             return
         if kind == "events":
+            self._warn(payload)
             for watcher in self.watchers:
                 watcher.received(queued, payload)
             if not queued.left:
@@ -380,6 +385,13 @@ class RequestQueue:
             self._suspects.pop(queued.asked, None)
         self._end(queued, kind, payload)
         self._serve()
+
+    def _warn(self, events: list[Event]) -> None:
+        """Log, once for each store, that it cannot be written or read: clients are not told."""
+        for one in chain.from_iterable(news(event).notices for event in events):
+            if one.topic in _STORES and one.topic not in self._warned:
+                self._warned.add(one.topic)
+                logger.warning("%s: %s", self.name, one.message)
 
     def _end(self, queued: QueuedReply, kind: str, payload: Any) -> None:
         queued.over = True

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
+from specllama.errors import StoreError
 from specllama.settings.params import GenerateParams
 from specllama.store.codec import params_to_dict
 from specllama.store.message_tree import START, StoredMessage, Tree
@@ -87,13 +89,11 @@ class OpenSession:
 
     def export(self, form: Literal["md", "json"], params: GenerateParams) -> str:
         now = time.time()
-        unstored = StoredSession("", self.title, "", {}, now, now)
-        stored = replace(
-            unstored if self.id is None else self._store.get(self.id),
-            system=self.system,
-            settings={"params": params_to_dict(params)},
-            tree=self.tree,
-        )
+        stored = StoredSession("", self.title, "", {}, now, now)
+        with suppress(StoreError):  # where it could not be stored, what is here is all there is
+            stored = self._store.get(self.id or "")
+        settings = {"params": params_to_dict(params)}
+        stored = replace(stored, system=self.system, settings=settings, tree=self.tree)
         return to_json(stored) if form == "json" else to_markdown(stored)
 
     def _update(self, write: Callable[[SessionStore, str, float | None], float]) -> None:

@@ -93,6 +93,7 @@ class SessionStore(Closes):
         self._db = connection
         self._lock = threading.RLock()
         self._writing = True
+        self._fleeting = False  # in memory
         self._waiting: list[_Write] = []
         self._locked = False  # by another process, at the last try
         self._lost = ""  # why earlier conversations are missing
@@ -121,12 +122,20 @@ class SessionStore(Closes):
     @classmethod
     def unstored(cls) -> SessionStore:
         """Make a store in memory: nothing in it outlives the process."""
-        return cls(database.in_memory(), _NOWHERE, ())
+        store = cls(database.in_memory(), _NOWHERE, ())
+        store._fleeting = True
+        return store
 
     @property
     def keeps(self) -> bool:
         """True if the data written here outlives the process."""
-        return self._writing and self.path != _NOWHERE
+        return self._writing and not self._fleeting
+
+    @property
+    def lacks(self) -> bool:
+        """True if it lacks something that was to be stored here: the disk is full or cannot be
+        written, or another program has the file locked."""
+        return self.path != _NOWHERE and (not self.keeps or bool(self._waiting))
 
     @classmethod
     def peek(cls, path: Path | None = None) -> SessionStore:
@@ -138,7 +147,7 @@ class SessionStore(Closes):
         """Open earlier conversations for reading if nothing can be written; there may be none."""
         connection = database.opened_to_read(path)
         store = cls(connection or database.in_memory(), path, notices)
-        store._writing = connection is None
+        store._writing = store._fleeting = connection is None
         return store
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ def test_whatever_else_fails_at_each_start_is_given_up(unit: ConfigParser) -> No
     """So many starts, one behind the other, happen within the time in which they are counted."""
     starts = int(unit["Unit"]["StartLimitBurst"])
     pauses = float(unit["Service"]["RestartSec"]) * starts
-    assert 1 < starts
+    assert starts > 1
     assert pauses < float(unit["Unit"]["StartLimitIntervalSec"]) / 2
 
 

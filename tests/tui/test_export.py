@@ -104,7 +104,7 @@ async def test_a_disk_that_refuses_is_reported(
 
     async with start("One.") as d:
         await d.say("q")
-        monkeypatch.setattr(Path, "write_text", full)
+        monkeypatch.setattr("specllama.tui.pages.write_new", full)
         told = "It cannot be saved: No space left on device"
         await d.press("ctrl+s", until=lambda: told in {n.message for n in d.app._notifications})
 
