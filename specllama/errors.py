@@ -33,14 +33,16 @@ class SpecllamaError(Exception):
     Args:
         message: one line: what went wrong and why.
         hint: the next command or action, or None.
+        facts: values of the attributes that a subclass declares.
     """
 
     exit_code = 1
 
-    def __init__(self, message: str, hint: str | None = None) -> None:
+    def __init__(self, message: str, hint: str | None = None, **facts: int) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        vars(self).update(facts)
 
     def __reduce__(self) -> tuple[type[SpecllamaError], tuple[str, str | None], dict[str, Any]]:
         return (type(self), (self.message, self.hint), self.__dict__)
@@ -57,16 +59,12 @@ class ConfigError(UsageError):
 class PromptTooLong(UsageError):
     """An error: the prompt does not fit the context.
 
-    Args:
+    Attributes:
         n_prompt, n_ctx: tokens that the prompt has, and those that there is room for.
     """
 
-    def __init__(
-        self, message: str, hint: str | None = None, *, n_prompt: int = 0, n_ctx: int = 0
-    ) -> None:
-        super().__init__(message, hint)
-        self.n_prompt = n_prompt
-        self.n_ctx = n_ctx
+    n_prompt = 0
+    n_ctx = 0
 
 
 class ModelUnavailable(SpecllamaError):
@@ -92,16 +90,12 @@ class UnsupportedModel(CannotLoad):
 class DoesNotFit(CannotLoad):
     """An error: the model needs more memory than there is.
 
-    Args:
+    Attributes:
         needed, free: bytes of memory; 0 where they are not known.
     """
 
-    def __init__(
-        self, message: str, hint: str | None = None, *, needed: int = 0, free: int = 0
-    ) -> None:
-        super().__init__(message, hint)
-        self.needed = needed
-        self.free = free
+    needed = 0
+    free = 0
 
 
 class ContextFull(SpecllamaError):
@@ -127,13 +121,11 @@ class EngineDied(EngineError):
 class EngineStuck(EngineDied):
     """An error: the engine process ended no pass for long, and was ended.
 
-    Args:
+    Attributes:
         culprit: whether it was stuck in this very request.
     """
 
-    def __init__(self, message: str, hint: str | None = None, *, culprit: bool = False) -> None:
-        super().__init__(message, hint)
-        self.culprit = culprit
+    culprit = False
 
 
 class StoreError(SpecllamaError):

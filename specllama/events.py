@@ -356,17 +356,10 @@ Loading = LoadProgress | Measuring
 EVENT_TYPES: dict[str, type[Event]] = {
     cls.type: cls
     for cls in (
-        LoadProgress,
-        Measuring,
-        Notice,
-        Started,
-        PrefillProgress,
-        TextDelta,
-        ReasoningDelta,
-        RoundDone,
-        Finished,
+        LoadProgress, Measuring, Notice, Started, PrefillProgress, TextDelta, ReasoningDelta,
+        RoundDone, Finished
     )
-}
+}  # fmt: skip
 
 
 def with_unknown(cls: type[Event], data: dict[str, Any]) -> dict[str, Any]:

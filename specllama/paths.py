@@ -205,8 +205,8 @@ def cannot_import(
         return missing(f"{said}, which is not installed", pip_install(package))
     if out_of_memory(error):
         return as_ours(error, said)
-    again = pip_install(f"--force-reinstall {package}")
-    hint = f"install what it asks for, or {package} again: {again}"
+    again = pip_install(f"--force-reinstall {'.' if package == 'specllama' else package}")
+    hint = f"install what it asks for, or {package} again (our own in its folder): {again}"
     return CannotLoad(f"{said}, which is installed, but cannot be loaded: {cause(error)}", hint)
 
 

@@ -7,7 +7,9 @@ drawn, so that a theme change recolours everything.
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 
 from textual.color import Color
 from textual.theme import Theme
@@ -15,61 +17,27 @@ from textual.theme import Theme
 from specllama.interface import MethodInfo
 from specllama.tui.state import DEFAULT_THEME
 
-# Where a theme (Textual's own, or a user's) does not define a colour: ours on dark, on light,
-# and among the terminal's own. A new method has a row here, or the draft model's colour.
-_COLOURS = {
-    "source-draft": ("#5aa9e6", "#1565a8", "ansi_cyan"),
-    "source-forced": ("#c49a6c", "#70451a", "ansi_bright_yellow"),
-    "source-ngram": ("#e6b450", "#8a5a00", "ansi_yellow"),
-    "source-suffix": ("#d98fd0", "#98328a", "ansi_magenta"),
-    "source-medusa": ("#7fc8a9", "#1f7a55", "ansi_green"),
-    "source-eagle3": ("#f08a5d", "#b3450f", "ansi_bright_red"),
-    "source-dflash": ("#ef8fae", "#a8265a", "ansi_bright_magenta"),
-    "source-mtp": ("#9a8cf0", "#5a45c4", "ansi_bright_blue"),
-    "source-lookahead": ("#65c3ba", "#1c746c", "ansi_bright_cyan"),
-    "source-self": ("#b5c46a", "#5d6b12", "ansi_bright_green"),
-    "ghost": ("#c0606a", "#a83a46", "ansi_red"),
-    "muted": ("#8390a0", "#65707c", "ansi_default"),
-}
+_COLOURS = tomllib.loads(Path(__file__).with_name("themes.toml").read_text("utf-8"))
+# where a theme (Textual's own, or a user's) does not define a colour: on dark, on light, and among
+# the terminal's own
 VARIABLES, LIGHT_VARIABLES, ANSI_VARIABLES = (
-    {name: of_look[i] for name, of_look in _COLOURS.items()} for i in range(3)
+    {name: of_look[i] for name, of_look in _COLOURS["ours"].items()} for i in range(3)
 )
 
-DARK = Theme(
-    name=DEFAULT_THEME,
-    primary="#5aa9e6",
-    secondary="#e6b450",
-    accent="#7fc8a9",
-    warning="#e6b450",
-    error="#e0707c",
-    success="#7fc8a9",
-    foreground="#d7dce2",
-    background="#12161c",
-    surface="#181d25",
-    panel="#212834",
-    dark=True,
-    variables={**VARIABLES, "footer-key-foreground": "#5aa9e6"},
-)
-LIGHT = Theme(
-    name="specllama-light",
-    primary="#1565a8",
-    secondary="#8a5a00",
-    accent="#1f7a55",
-    warning="#8a5a00",
-    error="#a83a46",
-    success="#1f7a55",
-    foreground="#20262e",
-    background="#f7f8f9",
-    surface="#eef0f2",
-    panel="#e1e5e9",
-    dark=False,
-    variables={**LIGHT_VARIABLES, "footer-key-foreground": "#1565a8"},
-)
+
+def _theme(name: str, ours: dict[str, str], look: int) -> Theme:
+    colours = {field: of_look[look] for field, of_look in _COLOURS["theme"].items()}
+    keys = {"footer-key-foreground": colours["primary"]}
+    return Theme(name, dark=not look, variables={**ours, **keys}, **colours)
+
+
+DARK = _theme(DEFAULT_THEME, VARIABLES, 0)
+LIGHT = _theme("specllama-light", LIGHT_VARIABLES, 1)
 THEMES = (DARK, LIGHT)
 FEW_COLOURS = "ansi-dark"  # the terminal's own, where it has 16
 READABLE = 4.5  # contrast of what carries information (WCAG AA)
 _READ = ("foreground", "primary", "secondary", "accent", "warning", "error", "success")
-READ = (*_READ, "footer-key-foreground", *_COLOURS)  # colours of text
+READ = (*_READ, "footer-key-foreground", *VARIABLES)  # colours of text
 BEHIND = ("background", "surface", "panel")  # what text stands on
 
 

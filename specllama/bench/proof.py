@@ -339,14 +339,9 @@ def wish_of(
 ) -> GenerateParams:
     """Return a request for plain decoding that others are compared with."""
     return base.choose("temperature", temperature).replace(
-        max_tokens=max_tokens,
-        seed=seed,
-        speculate=True,
-        proposer="none",
-        verify="match",
-        min_speculative_tokens=0,
-        window=window,
-    )
+        max_tokens=max_tokens, seed=seed, speculate=True, proposer="none", verify="match",
+        min_speculative_tokens=0, window=window
+    )  # fmt: skip
 
 
 def finish(

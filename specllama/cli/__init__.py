@@ -193,14 +193,8 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_version,
-    help="Print versions and exit.",
-)
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version,
+              help="Print versions and exit.")  # fmt: skip
 @click.option("--offline", is_flag=True, help="Never use the network, whatever the command.")
 @click.option("-v", "--verbose", is_flag=True, help="Print each decision and its reason on stderr.")
 @click.pass_context
@@ -233,17 +227,14 @@ def _say_where_nothing_is_kept() -> None:
 
     lost = dict[str, list[str]]()  # by the reason
     with suppress(SpecllamaError):  # no home at all: the command says so where it needs one
-        for name, folder in (
-            ("conversations", paths.data_dir()),
-            ("logs", paths.rounds_dir()),
-            ("measurements", paths.profiles_dir()),
-            ("states of models", paths.states_dir()),
-        ):
+        folders = (paths.data_dir(), paths.rounds_dir(), paths.profiles_dir(), paths.states_dir())
+        names = ("conversations", "logs", "measurements", "states of models")
+        for name, folder in zip(names, folders, strict=True):
             lost.setdefault(paths.barred(folder), []).append(name)
     lost.pop("", None)
-    for why, names in lost.items():
+    for why, these in lost.items():
         diagnostics.warn(
-            f"nothing can be kept ({why}): {', '.join(names)} of this run are lost; next: free "
+            f"nothing can be kept ({why}): {', '.join(these)} of this run are lost; next: free "
             f"some space, or {paths.HOME_VARIABLE}=FOLDER specllama …, a folder that takes them"
         )
 

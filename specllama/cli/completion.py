@@ -11,14 +11,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from specllama.cli import output
-
-EPILOG = """\b
-Set up (once):
-  bash   D=~/.local/share/bash-completion/completions
-         mkdir -p $D && specllama completion bash > $D/specllama
-  zsh    specllama completion zsh > "${fpath[1]}/_specllama"
-  fish   specllama completion fish > ~/.config/fish/completions/specllama.fish
-"""
+from specllama.cli.output import examples
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
@@ -75,7 +68,7 @@ def conversations() -> list[str]:
         return ["last", *(one.id for one in store.summaries())]
 
 
-@click.command("completion", epilog=EPILOG)
+@click.command("completion", epilog=examples("completion"))
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> None:

@@ -10,6 +10,7 @@ import click
 
 from specllama.cli import completion, diagnostics, output
 from specllama.cli.listing import json_option
+from specllama.cli.output import examples
 from specllama.errors import UsageError
 from specllama.paths import config_file
 from specllama.settings.config_file import (
@@ -22,26 +23,12 @@ from specllama.settings.config_file import (
     write_setting,
 )
 
-EPILOG = """\b
-Examples:
-  specllama config show                      settings other than the default
-  specllama config show --all --origin       every setting and its origin
-  specllama config set model qwen3-8b
-  specllama config set --project temperature 0
-  specllama config unset model
-
-A typed flag wins over a SPECLLAMA_* variable, that over ./specllama.toml, that
-over the user's config.toml, that over the sampling in the model's file. Keys are
-the long option names.
-"""
-
-
 project_option = click.option(
     "--project", is_flag=True, help=f"Of ./{PROJECT_FILE} instead of the user's file."
 )
 
 
-@click.group("config", epilog=EPILOG)
+@click.group("config", epilog=examples("config"))
 def command() -> None:
     """Show and change settings."""
 

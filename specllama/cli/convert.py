@@ -7,24 +7,11 @@ from pathlib import Path
 import click
 
 from specllama.cli import output
+from specllama.cli.output import examples
 from specllama.text import size
 
-EPILOG = """\b
-CHECKPOINT is a downloaded repository:
-  EAGLE-3, DFlash, DSpark  of the speculators format, or as their authors
-                           and others publish them
-  Medusa-1                 a folder with medusa_lm_head.safetensors, or it
-A .pt or .bin file is a pickle; it is read only if PyTorch can do so without
-running the code in it.
 
-\b
-Examples:
-  specllama convert ./EAGLE3-LLaMA3.1-8B eagle3.gguf --target llama-8b.gguf
-  specllama run -m llama-8b.gguf --head eagle3.gguf --proposer eagle3 "Hello"
-"""
-
-
-@click.command("convert", epilog=EPILOG)
+@click.command("convert", epilog=examples("convert"))
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.option("-m", "--target", required=True, help="The model that the head was trained for.")

@@ -17,6 +17,7 @@ from specllama.cli.options import (
     resolve,
     settings_options,
 )
+from specllama.cli.output import examples
 from specllama.paths import package_versions, pip_install
 from specllama.settings.config_file import Settings
 from specllama.settings.params import EngineOptions
@@ -38,17 +39,8 @@ class DoctorLine:
 
 ok, info, warn, bad = (partial(DoctorLine, status) for status in ("ok", "info", "warn", "bad"))
 
-EPILOG = """\b
-Examples:
-  specllama doctor                           the installation and the machine
-  specllama doctor -m qwen3-8b               and where this model would go
-  specllama doctor -m big.gguf -d small.gguf --n-cpu-moe 20
-  specllama doctor -m qwen3-8b --parallel 8  as serve would load it
-  specllama doctor --rpc 10.0.0.7:50052      and whether that worker answers
-"""
 
-
-@click.command("doctor", cls=GroupedCommand, epilog=EPILOG)
+@click.command("doctor", cls=GroupedCommand, epilog=examples("doctor"))
 @settings_options("kv-ram", only=LOADING)
 @parallel_option(1)
 @grouped("--json", "as_json", is_flag=True, group="Output", help="Print one JSON object.")

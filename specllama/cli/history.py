@@ -11,6 +11,7 @@ import click
 from specllama.cli import completion, diagnostics
 from specllama.cli.diagnostics import confirm, yes_option
 from specllama.cli.listing import Column, json_option, limit_option, listing, number, picked, when
+from specllama.cli.output import examples
 from specllama.errors import UsageError
 from specllama.paths import data_dir
 from specllama.store import states
@@ -19,19 +20,10 @@ from specllama.text import number_of
 if TYPE_CHECKING:
     from specllama.store.sessions import SessionStore
 
-EPILOG = """\b
-Examples:
-  specllama history ls                   conversations, newest first
-  specllama history ls draft model       those with both words, and where
-  specllama history rm last
-  specllama history rm --all --typed -y  everything said and typed
-  specllama chat --unstored              keep nothing in the first place
-"""
-
 _EXCERPT = 70
 
 
-@click.group("history", epilog=EPILOG)
+@click.group("history", epilog=examples("history"))
 def command() -> None:
     """List, search and delete stored conversations.
 

@@ -18,6 +18,7 @@ from specllama.cli.listing import (
     picked,
     show_table,
 )
+from specllama.cli.output import examples
 from specllama.cli.printer import MEASURE, round_glyphs, statistics_line
 from specllama.errors import StoreError, UsageError
 from specllama.events import RoundDone
@@ -37,35 +38,12 @@ from specllama.store.rounds import (
 from specllama.text import figure, number_of, percent, rate, sanitize_line, size
 from specllama.verdict import by_source, details, judge, lead, passes_of, words
 
-EPILOG = """\b
-Examples:
-  specllama log ls
-  specllama log show                     the last run, round by round
-  specllama log stats 20261121-0152      a run by the start of its name
-  specllama log stats --all              every run together
-  specllama log plot                     acceptance over time and by position
-  specllama log rm --all                 delete every log
-
-\b
-Every log is a JSON Lines file, so other tools read it as it is:
-  jq 'select(.type == "round") | .accepted' "$(specllama log path last)"
-  duckdb -c "select source, avg(accepted) from '$(specllama log path last)'
-             where type = 'round' group by 1"
-"""
-
-RM_EPILOG = """\b
-Examples:
-  specllama log rm last
-  specllama log rm 20261121-0152 20261121-0160
-  specllama log rm --all --yes
-"""
-
 run_argument = click.argument(
     "run", default="last", metavar="[RUN]", shell_complete=completion.runs
 )
 
 
-@click.group("log", epilog=EPILOG)
+@click.group("log", epilog=examples("log"))
 def command() -> None:
     """Look into the rounds of earlier runs, or delete them.
 
@@ -74,7 +52,7 @@ def command() -> None:
     """
 
 
-@command.command("rm", epilog=RM_EPILOG)
+@command.command("rm", epilog=examples("log-rm"))
 @click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=completion.runs)
 @click.option("--all", "every", is_flag=True, help="Delete the logs of every run.")
 @yes_option

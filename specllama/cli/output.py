@@ -14,6 +14,9 @@ import contextlib
 import io
 import os
 import sys
+import tomllib
+from functools import cache
+from pathlib import Path
 from typing import Any, TextIO
 
 from specllama.text import encodable, sanitize
@@ -183,3 +186,13 @@ def wrapped(text: str, width: int) -> str:
     """Break a whole text between words."""
     wrap = WordWrap(width)
     return wrap.feed(text) + wrap.finish()
+
+
+def examples(command: str) -> str:
+    """Return the text below the help of a command."""
+    return _examples()[command]
+
+
+@cache
+def _examples() -> dict[str, str]:
+    return tomllib.loads(Path(__file__).with_name("examples.toml").read_text("utf-8"))

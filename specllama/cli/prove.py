@@ -28,6 +28,7 @@ from specllama.cli.options import (
     which_server,
     with_options,
 )
+from specllama.cli.output import examples
 from specllama.cli.progress import Bar
 from specllama.errors import UsageError
 from specllama.rates import share
@@ -52,24 +53,6 @@ COLUMNS: dict[Way, str] = {
     "turns": "second turn",
     "beside": "beside others",
 }
-
-EPILOG = """\b
-Examples:
-  specllama prove                              the model used last, 20 prompts
-  specllama prove -m target.gguf -d draft.gguf
-  specllama prove --prompts mine.txt -n 5 --draft-max 4 --draft-max 8
-  specllama prove -n 200 --proposer all        every method there is
-  specllama prove --window auto                lengths as auto chooses them
-  specllama prove -n 50 --skip 150             prompts 151 to 200
-  specllama prove --parallel 8                 eight replies side by side
-  specllama prove --json > proof.jsonl
-  specllama prove --against http://box:8000 --plain http://box:8001
-  specllama prove --against http://box:8000 -m target.gguf
-
-The pair, and how it is loaded and sampled, come from the settings, as for run.
-Those that come from variables and files are named first.
-"""
-
 
 _GROUP = "Another server"
 _SERVER = (
@@ -97,7 +80,7 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "prompts",
          "max_tokens", "temperatures", "parallel", "against", "as_json", "set")  # fmt: skip
 
 
-@click.command("prove", cls=GroupedCommand, epilog=EPILOG, usual=USUAL)
+@click.command("prove", cls=GroupedCommand, epilog=examples("prove"), usual=USUAL)
 @prompts_option
 @number_option("-n", "--count", default=20, help="Number of prompts.")
 @click.option("--skip", default=0, help="Skip the first SKIP prompts, to continue an earlier run.")

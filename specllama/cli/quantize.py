@@ -8,27 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specllama.cli import output
+from specllama.cli.output import examples
 from specllama.errors import UsageError
 from specllama.text import size
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
 
-EPILOG = """\b
-Types: q4_0 is the INT4 type whose passes were bit-exact on every CPU tried;
-q4_k_m is a little better and a little larger; q8_0 is the 8-bit type. GGUF
-has no FP8. A quantized SOURCE becomes bf16, f16 or f32 as it is; any other
-type loses again, which --requantize accepts.
 
-\b
-Examples:
-  specllama quantize model-f16.gguf model-q4_0.gguf --type q4_0
-  specllama quantize draft.gguf fast-draft.gguf --draft-tokens 32768
-  specllama quantize model.gguf mtp.gguf --draft-tokens 9000 --likely-in ~/src
-"""
-
-
-@click.command("quantize", epilog=EPILOG)
+@click.command("quantize", epilog=examples("quantize"))
 @click.argument("source")
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.option("--type", "type_name", help="Type of the result: q4_0, q4_k_m, q8_0, q6_k, f16, …")

@@ -8,19 +8,12 @@ import click
 
 from specllama.cli import diagnostics, output
 from specllama.cli.options import GroupedCommand, grouped
+from specllama.cli.output import examples
 from specllama.errors import UsageError
 from specllama.settings.hardware import is_loopback
 
-EPILOG = """\b
-Examples:
-  specllama rpc-worker                       lend every GPU, else the CPU
-  specllama rpc-worker --device CPU --mem 8000
-  ssh -L 50052:127.0.0.1:50052 other-machine
-  specllama run --rpc 127.0.0.1:50052 "Hi"   with the worker of that tunnel
-"""
 
-
-@click.command("rpc-worker", cls=GroupedCommand, epilog=EPILOG)
+@click.command("rpc-worker", cls=GroupedCommand, epilog=examples("rpc-worker"))
 @grouped("--host", default="127.0.0.1", show_default=True, group="Worker",
          help="Address to listen on. The protocol has no password.")  # fmt: skip
 @grouped("-p", "--port", type=click.IntRange(1, 65535), default=50052, show_default=True,

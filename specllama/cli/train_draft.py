@@ -16,6 +16,7 @@ import click
 from specllama import paths, signals
 from specllama.cli import completion, diagnostics, output
 from specllama.cli.options import SEED, resolve
+from specllama.cli.output import examples
 from specllama.cli.progress import Bar
 from specllama.errors import SpecllamaError
 from specllama.models.companions import own_heads, own_place
@@ -28,25 +29,11 @@ if TYPE_CHECKING:
     from specllama.training.phases import TargetPhases
     from specllama.training.training_card import TrainingCard
 
-EPILOG = """\b
-Examples:
-  specllama train-draft model.gguf               an hour, for a head beside it
-  specllama train-draft model.gguf --minutes 20  go on for 20 minutes more
-  specllama train-draft model.gguf --texts ~/notes --texts ~/src
-  specllama train-draft tuned.gguf --start-from eagle3-model.gguf
-  specllama run -m model.gguf "Hello"            finds the head by its name
-
-\b
-It asks before it begins, never later. Ctrl-C keeps everything, and the same
-command goes on; so it does after a crash. Texts, features and weights lie in
-one folder (--folder) and stay on this machine; --forget deletes them.
-"""
-
 _TIMED = 3  # prompts that the head is timed on
 _FOR_TRAINING = 0.97  # of the time; the rest is for looking at the head
 
 
-@click.command("train-draft", epilog=EPILOG)
+@click.command("train-draft", epilog=examples("train-draft"))
 @click.argument("target", shell_complete=completion.models)
 @click.argument("out", required=False, type=click.Path(path_type=Path))
 @click.option("--kind", type=click.Choice(["eagle3"]), default="eagle3", show_default=True,

@@ -21,6 +21,7 @@ from specllama.cli.options import (
     settings_options,
     temperatures_option,
 )
+from specllama.cli.output import examples
 from specllama.cli.progress import Bar
 from specllama.errors import Cancelled, UsageError
 from specllama.settings.params import GenerateParams
@@ -31,17 +32,10 @@ if TYPE_CHECKING:
     from specllama.engine.engine import Engine
     from specllama.engine.profiles import Profile
 
-EPILOG = """\b
-Examples:
-  specllama tune                               the model used last
-  specllama tune -m target.gguf -d draft.gguf  a pair of your own
-  specllama tune --quick --json > tune.json
-"""
-
 SHOWN = ("arm", "group", "tok/s", "ratio", "range", "accepted")  # columns of a report
 
 
-@click.command("tune", cls=GroupedCommand, epilog=EPILOG)
+@click.command("tune", cls=GroupedCommand, epilog=examples("tune"))
 @click.argument("pair", required=False, shell_complete=completion.models)
 @temperatures_option("0, 0.7 and 1")
 @number_option(

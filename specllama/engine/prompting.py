@@ -277,13 +277,9 @@ class Prompting:
         variables, unthinking, why = self._variables(params)
         variables, hidden = self._hidden(variables)
         rendered = render(
-            self.template,
-            messages,
-            bos=self.bos,
-            eos=self.eos,
-            variables=variables,
-            unthinking=unthinking,
-        )
+            self.template, messages, bos=self.bos, eos=self.eos, variables=variables,
+            unthinking=unthinking
+        )  # fmt: skip
         before = rendered.before and _shown(rendered.before, hidden)
         return replace(rendered, segments=_shown(rendered.segments, hidden), before=before), why
 

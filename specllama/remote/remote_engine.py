@@ -37,19 +37,11 @@ AUTO = "auto"
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        engines.SPECLLAMA,
-        engines.LLAMA_SERVER,
-        engines.SGLANG,
-        engines.LMSTUDIO,
-        engines.VLLM,
-        engines.TRTLLM,
-        engines.TGI,
-        engines.OLLAMA,
-        engines.MLX_LM,
-        engines.TRANSFORMERS,
-        engines.OPENAI,
+        engines.SPECLLAMA, engines.LLAMA_SERVER, engines.SGLANG, engines.LMSTUDIO, engines.VLLM,
+        engines.TRTLLM, engines.TGI, engines.OLLAMA, engines.MLX_LM, engines.TRANSFORMERS,
+        engines.OPENAI
     )
-}
+}  # fmt: skip
 """In the order in which they are recognised: some answer as others do. SGLang has Ollama's paths,
 everybody has OpenAI's."""
 

@@ -7,8 +7,10 @@ from the fields of the parameter classes, where each setting is declared.
 from __future__ import annotations
 
 import dataclasses
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 from specllama.errors import UsageError
@@ -91,29 +93,12 @@ class AppOptions:
             raise UsageError(f"idle-unload: {error.message}", error.hint) from None
 
 
+_GONE = Path(__file__).with_name("gone.toml")
 GONE: dict[str, str] = {
     name: instead
-    for names, instead in (
-        ("numa cpu-mask cpu-range cpu-strict",
-         "the system's own tools do it: taskset -c 0-7 specllama …, or numactl"),
-        ("prio", "the system's own tool does it: nice specllama …"),
-        ("poll", "llama.cpp decides how its threads wait"),
-        ("rope-scaling rope-freq-base rope-freq-scale yarn-orig-ctx yarn-ext-factor "
-         "yarn-attn-factor yarn-beta-fast yarn-beta-slow",
-         "the model's file says it; to stretch the context: rope-scale"),
-        ("swa-full", "it follows from what fits in memory"),
-        ("ubatch-size", "batch-size alone says how much of a prompt is computed at once"),
-        ("threads-batch", "threads is the number for prompts, too"),
-        ("split-mode", "devices take whole layers; device names the only one to use"),
-        ("main-gpu", "device names the only one to use"),
-        ("draft-cpu-moe draft-n-cpu-moe draft-override-tensor",
-         "a draft model goes to its target's devices, or to draft-device"),
-        ("max-leaves", "token trees have up to 16 branches; proposer draft writes chains only"),
-        ("draft-min", "the draft window decides what is worth a round"),
-        ("min-speculative-tokens", "replies of fewer than 8 tokens are decoded plainly"),
-    )
+    for instead, names in tomllib.loads(_GONE.read_text("utf-8"))["names"].items()
     for name in names.split()
-}  # fmt: skip
+}
 """The settings of earlier versions, and what does it now."""
 DEFAULTS: dict[str, Any] = {
     "app": AppOptions(),

@@ -21,10 +21,7 @@ class UnkeptScreen(Page):
     """
 
     TITLE = "This conversation is not stored"
-    HELP = (
-        "The disk is full, cannot be written, or another program has the file of the stored "
-        "conversations locked. What is not saved to a file now is lost."
-    )
+    HELP = "What the store of conversations could not take is lost, unless a file holds it."
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "save", "Save and leave", priority=True),
         Binding("ctrl+d", "lose", "Leave without it", priority=True),
