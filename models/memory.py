@@ -12,21 +12,19 @@ import platform
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specllama.errors import DoesNotFit, UsageError
 from specllama.models import running_state
 from specllama.models.companions import find, require_head
 from specllama.models.ggml_types import KV_BYTES
-from specllama.models.kernel_limits import MemoryLimit, memory_limits
+from specllama.models.kernel_limits import ROOT, MemoryLimit, memory_limits
 from specllama.models.nextn_blocks import lacks_trunk, trunk_blocks, why_not
 from specllama.text import size
 
 if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
 
-ROOT = Path("/")  # of the files in which the system tells its memory
 MIB = 1 << 20
 CTX_PADDING = 256
 F32 = 4

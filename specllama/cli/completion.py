@@ -68,7 +68,7 @@ def conversations() -> list[str]:
         return ["last", *(one.id for one in store.summaries())]
 
 
-@click.command("completion", epilog=examples("completion"))
+@click.command("completion", epilog=examples()["completion"])
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> None:

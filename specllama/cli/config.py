@@ -28,7 +28,7 @@ project_option = click.option(
 )
 
 
-@click.group("config", epilog=examples("config"))
+@click.group("config", epilog=examples()["config"])
 def command() -> None:
     """Show and change settings."""
 

@@ -11,7 +11,7 @@ from specllama.cli.output import examples
 from specllama.text import size
 
 
-@click.command("convert", epilog=examples("convert"))
+@click.command("convert", epilog=examples()["convert"])
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.option("-m", "--target", required=True, help="The model that the head was trained for.")

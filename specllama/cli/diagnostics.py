@@ -30,8 +30,6 @@ class Exit(IntEnum):
     OK = 0
     FAILED = 1
     USAGE = 2
-    MODEL_UNAVAILABLE = 3
-    PAIR_INCOMPATIBLE = 4
     CANNOT_LOAD = 5
     INTERRUPTED = 130
     TERMINATED = 143

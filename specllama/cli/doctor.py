@@ -40,7 +40,7 @@ class DoctorLine:
 ok, info, warn, bad = (partial(DoctorLine, status) for status in ("ok", "info", "warn", "bad"))
 
 
-@click.command("doctor", cls=GroupedCommand, epilog=examples("doctor"))
+@click.command("doctor", cls=GroupedCommand, epilog=examples()["doctor"])
 @settings_options("kv-ram", only=LOADING)
 @parallel_option(1)
 @grouped("--json", "as_json", is_flag=True, group="Output", help="Print one JSON object.")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _EXCERPT = 70
 
 
-@click.group("history", epilog=examples("history"))
+@click.group("history", epilog=examples()["history"])
 def command() -> None:
     """List, search and delete stored conversations.
 

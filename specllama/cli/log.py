@@ -43,7 +43,7 @@ run_argument = click.argument(
 )
 
 
-@click.group("log", epilog=examples("log"))
+@click.group("log", epilog=examples()["log"])
 def command() -> None:
     """Look into the rounds of earlier runs, or delete them.
 
@@ -52,7 +52,7 @@ def command() -> None:
     """
 
 
-@command.command("rm", epilog=examples("log-rm"))
+@command.command("rm", epilog=examples()["log-rm"])
 @click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=completion.runs)
 @click.option("--all", "every", is_flag=True, help="Delete the logs of every run.")
 @yes_option

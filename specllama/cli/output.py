@@ -188,11 +188,7 @@ def wrapped(text: str, width: int) -> str:
     return wrap.feed(text) + wrap.finish()
 
 
-def examples(command: str) -> str:
-    """Return the text below the help of a command."""
-    return _examples()[command]
-
-
 @cache
-def _examples() -> dict[str, str]:
+def examples() -> dict[str, str]:
+    """Return the texts below the help of commands, by their names."""
     return tomllib.loads(Path(__file__).with_name("examples.toml").read_text("utf-8"))

@@ -80,7 +80,7 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "prompts",
          "max_tokens", "temperatures", "parallel", "against", "as_json", "set")  # fmt: skip
 
 
-@click.command("prove", cls=GroupedCommand, epilog=examples("prove"), usual=USUAL)
+@click.command("prove", cls=GroupedCommand, epilog=examples()["prove"], usual=USUAL)
 @prompts_option
 @number_option("-n", "--count", default=20, help="Number of prompts.")
 @click.option("--skip", default=0, help="Skip the first SKIP prompts, to continue an earlier run.")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
 
 
-@click.command("quantize", epilog=examples("quantize"))
+@click.command("quantize", epilog=examples()["quantize"])
 @click.argument("source")
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.option("--type", "type_name", help="Type of the result: q4_0, q4_k_m, q8_0, q6_k, f16, …")

@@ -13,7 +13,7 @@ from specllama.errors import UsageError
 from specllama.settings.hardware import is_loopback
 
 
-@click.command("rpc-worker", cls=GroupedCommand, epilog=examples("rpc-worker"))
+@click.command("rpc-worker", cls=GroupedCommand, epilog=examples()["rpc-worker"])
 @grouped("--host", default="127.0.0.1", show_default=True, group="Worker",
          help="Address to listen on. The protocol has no password.")  # fmt: skip
 @grouped("-p", "--port", type=click.IntRange(1, 65535), default=50052, show_default=True,

@@ -33,7 +33,7 @@ _TIMED = 3  # prompts that the head is timed on
 _FOR_TRAINING = 0.97  # of the time; the rest is for looking at the head
 
 
-@click.command("train-draft", epilog=examples("train-draft"))
+@click.command("train-draft", epilog=examples()["train-draft"])
 @click.argument("target", shell_complete=completion.models)
 @click.argument("out", required=False, type=click.Path(path_type=Path))
 @click.option("--kind", type=click.Choice(["eagle3"]), default="eagle3", show_default=True,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SHOWN = ("arm", "group", "tok/s", "ratio", "range", "accepted")  # columns of a report
 
 
-@click.command("tune", cls=GroupedCommand, epilog=examples("tune"))
+@click.command("tune", cls=GroupedCommand, epilog=examples()["tune"])
 @click.argument("pair", required=False, shell_complete=completion.models)
 @temperatures_option("0, 0.7 and 1")
 @number_option(
