@@ -90,8 +90,7 @@ def _check_kind(header: GgufHeader, role: Role) -> None:
     sidecar = kind_of(header)
     if sidecar and not (role == "head" and sidecar in HEADS):
         raise UnsupportedModel(
-            f"{file} is {SIDECARS[sidecar]}, not a model of its own",
-            advice(sidecar),
+            f"{file} is {SIDECARS[sidecar]}, not a model of its own", advice(sidecar)
         )
     if header.kind == "adapter" or "adapter.type" in header.metadata:
         raise UnsupportedModel(

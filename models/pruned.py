@@ -55,11 +55,7 @@ def folder() -> Path:
 
 
 def make_draft(
-    header: GgufHeader,
-    drop: Sequence[int],
-    *,
-    threads: int = 0,
-    check: Check = lambda: None,
+    header: GgufHeader, drop: Sequence[int], *, threads: int = 0, check: Check = lambda: None
 ) -> GgufHeader:
     """Make the target without the layers ``drop``, once; reuse it later. The target is read for
     that, which takes less time than to make a copy. ``check`` may end it.

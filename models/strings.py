@@ -36,9 +36,7 @@ def leap(buffer: bytes | bytearray, position: int, most: int) -> tuple[int, int]
     return n, size
 
 
-def _chain(
-    window: memoryview,
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _chain(window: memoryview) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Find where texts begin, and their bytes, from the first on: as far as each leads to the next
     and lies whole in the window."""
     import numpy as np

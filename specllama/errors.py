@@ -115,7 +115,13 @@ class Cancelled(EngineError):
 
 
 class EngineDied(EngineError):
-    pass
+    """An error: the engine process ended.
+
+    Attributes:
+        heard: False if it had not got this request yet.
+    """
+
+    heard = True
 
 
 class EngineStuck(EngineDied):

@@ -202,11 +202,7 @@ class EngineLike(Protocol):
     def info(self) -> EngineInfo: ...
 
     def generate(
-        self,
-        prompt: Prompt,
-        params: GenerateParams,
-        *,
-        cancel: Cancel | None = None,
+        self, prompt: Prompt, params: GenerateParams, *, cancel: Cancel | None = None
     ) -> Iterator[Event]:
         """Generate from a raw text, from token ids, or from a conversation.
 
@@ -232,11 +228,7 @@ class Stepped(EngineLike, Protocol):
         """True if it has fewer requests than lanes; a further one may still wait for cells."""
 
     def prepare(
-        self,
-        prompt: Prompt,
-        params: GenerateParams,
-        *,
-        cancel: Cancel | None = None,
+        self, prompt: Prompt, params: GenerateParams, *, cancel: Cancel | None = None
     ) -> Any:
         """Prepare a request without a pass; ``begin`` takes the result. Any thread may call
         this."""

@@ -154,10 +154,7 @@ def steady(acceptance: float, length: int = LONGEST) -> list[float]:
 
 
 def fixed_speeds(
-    survival: Sequence[float],
-    draft_ms: float,
-    verify_ms: Sequence[float],
-    late_ms: float = 0.0,
+    survival: Sequence[float], draft_ms: float, verify_ms: Sequence[float], late_ms: float = 0.0
 ) -> dict[int, float]:
     """Return the speed of every fixed draft length, relative to plain decoding.
 

@@ -165,11 +165,7 @@ class Session:
         return self._ask(text, leaf, cancel, next(reversed(self._tree.versions(leaf)), None))
 
     def retry(
-        self,
-        index: int | None = None,
-        *,
-        new_seed: bool = False,
-        cancel: Cancel | None = None,
+        self, index: int | None = None, *, new_seed: bool = False, cancel: Cancel | None = None
     ) -> Iterator[Event]:
         """Answer a question again, with the seed of its reply unless another was set since.
 

@@ -43,14 +43,23 @@ class Interrupted(BaseException):
 class _Scope:
     """A block that has taken signals over."""
 
-    def __init__(self, cancel: threading.Event, patience_s: float | None) -> None:
+    def __init__(
+        self, cancel: threading.Event, patience_s: float | None, hangup: Callable[[], object] | None
+    ) -> None:
         self.received: list[int] = []
         self._cancel = cancel
+        self._hangup = hangup
+        self._terminal = has_terminal()
         self._patience_s = patience_s
         self._ended = threading.Event()
         self._heard = {"thread": 0, "handler": 0}  # each is called on every signal
 
     def heard(self, number: int, by: str) -> None:
+        gone = self._terminal and not has_terminal()
+        if number == signal.SIGHUP and self._hangup is not None and not gone:
+            if by == "thread":
+                self._hangup()
+            return
         self._heard[by] += 1
         if self._heard[by] > 1:
             _leave(number)
@@ -100,20 +109,22 @@ def stops(stop: Callable[[], object]) -> None:
 
 @contextmanager
 def stop_on_signals(
-    cancel: threading.Event, patience_s: float | None = None
+    cancel: threading.Event,
+    patience_s: float | None = None,
+    hangup: Callable[[], object] | None = None,
 ) -> Iterator[list[int]]:
     """Set ``cancel`` at the first of these signals, end the process at once at the second.
 
     Yields a list that receives the exit code of the signal, empty while there was none. With
-    ``patience_s`` the process ends if the block has not by then. Outside the main thread signals
-    are left as they are.
+    ``patience_s`` the process ends if the block has not by then. ``hangup`` is called at a SIGHUP
+    instead, unless the terminal went. Outside the main thread signals are left as they are.
     """
     global _scope
     if threading.current_thread() is not threading.main_thread():
         yield []
         return
     _listen()
-    before, scope = _scope, _Scope(cancel, patience_s)
+    before, scope = _scope, _Scope(cancel, patience_s, hangup)
     former = {number: signal.signal(number, _on_scope) for number in _ending()}
     _scope = scope
     try:

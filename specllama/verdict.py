@@ -102,9 +102,7 @@ def judge(
 
 
 def payoff(
-    passes: Sequence[RoundDone],
-    speed: Interval | None,
-    newest: Sequence[RoundDone] | None = None,
+    passes: Sequence[RoundDone], speed: Interval | None, newest: Sequence[RoundDone] | None = None
 ) -> Payoff:
     """Return the verdict on rounds of this speed, with their tokens and guesses.
 

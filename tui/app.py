@@ -37,13 +37,7 @@ from specllama.tui import advice, clipboard, keymap
 from specllama.tui.bridge import Clock, FlushPace, monotonic
 from specllama.tui.downloads import Download, Downloads, DownloadTold
 from specllama.tui.loader import EngineLoader, Pair, lasting_pair
-from specllama.tui.messages import (
-    ActionAsked,
-    EngineFailed,
-    EngineGone,
-    EngineLoading,
-    EngineReady,
-)
+from specllama.tui.messages import ActionAsked, EngineFailed, EngineGone, EngineLoading, EngineReady
 from specllama.tui.pages import PagedApp
 from specllama.tui.screens.chat_screen import ChatScreen
 from specllama.tui.screens.page import Page

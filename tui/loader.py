@@ -181,10 +181,9 @@ class EngineLoader:
         if number == self._loads:
             self._post(message)
 
-    def _gone(self) -> None:
+    def _gone(self, death: SpecllamaError) -> None:
         """Report the death of the host; called from its reader thread."""
-        if (death := self.host.death) is not None:
-            self._post(EngineGone(death))
+        self._post(EngineGone(death))
 
     def _on_event(self, event: Event) -> None:
         """Report the progress of an event; called from the host's reader thread."""

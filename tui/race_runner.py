@@ -146,9 +146,7 @@ def advise(now: GenerateParams, mine: Payoff | None) -> Advice:
 
 
 def advise_among(
-    now: GenerateParams,
-    mine: Payoff | None,
-    judged: Sequence[tuple[Run, Payoff]],
+    now: GenerateParams, mine: Payoff | None, judged: Sequence[tuple[Run, Payoff]]
 ) -> Advice:
     """Choose the fastest of several methods that was surely faster, unless today's is as good.
 

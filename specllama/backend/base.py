@@ -68,9 +68,7 @@ class SpecialToken:
 
 
 def partition(
-    text: str,
-    specials: Sequence[SpecialToken],
-    judge: Callable[[SpecialToken, int, int], Verdict],
+    text: str, specials: Sequence[SpecialToken], judge: Callable[[SpecialToken, int, int], Verdict]
 ) -> list[int | str]:
     """Split a text into special tokens and the texts between them, as llama.cpp finds them.
 

@@ -327,11 +327,7 @@ class CellPool(LaneBooks):
             piece.undo(self.cache, self._free)
 
     def _take(
-        self,
-        pieces: Sequence[PassPart],
-        at: Sequence[slice | Places],
-        places: Places,
-        way: int,
+        self, pieces: Sequence[PassPart], at: Sequence[slice | Places], places: Places, way: int
     ) -> None:
         """Enter a pass into the books."""
         batch, n = self.cache.batch, self.cache.batch.n

@@ -324,12 +324,7 @@ class _Repeats:
 
 
 def follow_law(
-    arm: Side,
-    law: PlainLaw,
-    prompts: Sequence[BenchPrompt],
-    wish: GenerateParams,
-    *,
-    most: int,
+    arm: Side, law: PlainLaw, prompts: Sequence[BenchPrompt], wish: GenerateParams, *, most: int
 ) -> Iterator[LawCase]:
     """Read ``most`` tokens at most; yield a case after each reply, the last one is ``over``.
 

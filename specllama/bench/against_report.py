@@ -8,16 +8,7 @@ from dataclasses import dataclass
 from itertools import chain, product
 from typing import Any, Literal
 
-from specllama.bench.against import (
-    PLAIN,
-    SPECULATIVE,
-    WAYS,
-    LawCase,
-    Outcome,
-    Side,
-    TextCase,
-    Way,
-)
+from specllama.bench.against import PLAIN, SPECULATIVE, WAYS, LawCase, Outcome, Side, TextCase, Way
 from specllama.bench.law import RIVALS
 
 SCHEMA = "specllama.against.v1"

@@ -250,10 +250,7 @@ class EngineArm:
 
 
 def plain_and(
-    prompt: Prompt,
-    params: GenerateParams,
-    ways: Iterable[tuple[str, GenerateParams]],
-    lap: int = 0,
+    prompt: Prompt, params: GenerateParams, ways: Iterable[tuple[str, GenerateParams]], lap: int = 0
 ) -> list[Run]:
     """List plain decoding and each way to draft: same prompt, seed and length. Every second lap
     goes the other way round."""

@@ -176,12 +176,7 @@ def _show_file(path: Path, as_json: bool) -> None:
 @insecure_option
 @json_option
 def pull_command(
-    refs: tuple[str, ...],
-    yes: bool,
-    no_draft: bool,
-    revision: str,
-    insecure: bool,
-    as_json: bool,
+    refs: tuple[str, ...], yes: bool, no_draft: bool, revision: str, insecure: bool, as_json: bool
 ) -> None:
     """Download models. Run the same command again to resume an interrupted download.
 

@@ -6,14 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from specllama.cli.listing import (
-    Column,
-    context,
-    note,
-    number,
-    show_facts,
-    show_table,
-)
+from specllama.cli.listing import Column, context, note, number, show_facts, show_table
 from specllama.text import count, size
 
 if TYPE_CHECKING:
@@ -104,8 +97,7 @@ def show_sidecars(listed: Sequence[Listed]) -> None:
         Column("what it is", lambda one: SIDECARS[one.summary.sidecar]),
         number("size", lambda one: size(one.model.bytes)),
         Column(
-            "use",
-            lambda one: "--head" if one.summary.sidecar in HEADS else "not used by specllama",
+            "use", lambda one: "--head" if one.summary.sidecar in HEADS else "not used by specllama"
         ),
     ]
     show_table(listed, columns)

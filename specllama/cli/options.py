@@ -21,13 +21,7 @@ import click
 from specllama.cli import completion, diagnostics
 from specllama.errors import UsageError
 from specllama.files import read_file
-from specllama.settings.config_file import (
-    PROJECT_FILE,
-    Settings,
-    find,
-    load_settings,
-    parse_text,
-)
+from specllama.settings.config_file import PROJECT_FILE, Settings, find, load_settings, parse_text
 from specllama.settings.hardware import endpoints, is_loopback
 from specllama.settings.params import DRAFT_MAX_LIMIT, SEED_LIMIT, THINK, GenerateParams
 from specllama.settings.schema import GONE, SCHEMA

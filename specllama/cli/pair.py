@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specllama.cli import completion, output
-from specllama.cli.listing import (
-    Column,
-    context,
-    json_option,
-    note,
-    number,
-    picked,
-    show_table,
-)
+from specllama.cli.listing import Column, context, json_option, note, number, picked, show_table
 from specllama.cli.options import LOADING, GroupedCommand, grouped, resolve, settings_options
 from specllama.errors import CannotLoad, PairIncompatible, SpecllamaError, UsageError
 from specllama.text import count, size
@@ -103,10 +95,7 @@ def command(
 
 
 def _with_heads_here(
-    ways: tuple[MethodInfo, ...],
-    target: GgufHeader,
-    path: Path,
-    drafts: Sequence[str],
+    ways: tuple[MethodInfo, ...], target: GgufHeader, path: Path, drafts: Sequence[str]
 ) -> tuple[MethodInfo, ...]:
     """Return the methods, with the head files on this machine that belong to the target."""
     import dataclasses

@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specllama.bench import against_report as report
-from specllama.bench.against import (
-    PLAIN,
-    SPECULATIVE,
-    Score,
-    Side,
-    compare_texts,
-    follow_law,
-    pure,
-)
+from specllama.bench.against import PLAIN, SPECULATIVE, Score, Side, compare_texts, follow_law, pure
 from specllama.bench.plain_law import OwnLaw, PlainLaw, StatedLaw, own_answer, spells
 from specllama.bench.prompts import BenchPrompt, load_prompts
 from specllama.cli import diagnostics, loading, output

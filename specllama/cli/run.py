@@ -128,10 +128,7 @@ def command(
 
 
 def answer(
-    engine: EngineLike,
-    request: str | Sequence[Message],
-    params: GenerateParams,
-    printer: Printer,
+    engine: EngineLike, request: str | Sequence[Message], params: GenerateParams, printer: Printer
 ) -> int:
     """Generate and print one reply; returns the exit code."""
     cancel = Cancel()

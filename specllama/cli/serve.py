@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import ipaddress
 import os
+import shlex
+import stat
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -177,7 +179,7 @@ def command(
         service.models.hearers.add(log.model)
         ready = partial(_ready, service, url_of(listening), parallel, on_demand)
         load, stop = bool(model) or not on_demand, Event()
-        with signals.stop_on_signals(stop):
+        with signals.stop_on_signals(stop, hangup=log.hang_up):
             run(service, listening, stop=stop, ready=ready, drain_s=drain, load=load)
     return diagnostics.Exit.OK
 
@@ -206,6 +208,9 @@ def _keys(file: Path | None) -> tuple[str, ...]:
     lines = [] if file is None else read_text(file, "the key file").splitlines()
     keys = [key.strip() for key in [*lines, os.environ.get(KEY_VARIABLE, "")]]
     keys = [key for key in keys if key and not key.startswith("#")]
+    if file is not None and file.is_file() and file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        others = "other users of this machine can read the keys in"
+        diagnostics.warn(f"{others} {file}; only you can after: chmod 600 {shlex.quote(str(file))}")
     if file is not None and not keys:
         raise UsageError(f"the key file {file} holds no key")
     return tuple(keys)

@@ -287,11 +287,7 @@ class Engine(Closes):
             return self.begin(self.prepare(prompt, params), cancel=cancel)
 
     def prepare(
-        self,
-        prompt: Prompt,
-        params: GenerateParams | None = None,
-        *,
-        cancel: Cancel | None = None,
+        self, prompt: Prompt, params: GenerateParams | None = None, *, cancel: Cancel | None = None
     ) -> Ready:
         """Prepare a request as far as that needs no pass; ``begin`` takes it. Any thread may call
         this, also while another one uses the engine.
@@ -398,11 +394,7 @@ class Engine(Closes):
         self._scheduler.end(id)
 
     def generate(
-        self,
-        prompt: Prompt,
-        params: GenerateParams | None = None,
-        *,
-        cancel: Cancel | None = None,
+        self, prompt: Prompt, params: GenerateParams | None = None, *, cancel: Cancel | None = None
     ) -> Iterator[Event]:
         """See ``EngineLike.generate``."""
         with self._alone():

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from specllama.cancel import Cancel
-from specllama.engine.process import Child, OnMessage
+from specllama.engine.process import Child, OnDeath, OnMessage
 from specllama.engine.serving import EngineFactory as EngineFactory
 from specllama.engine.serving import OnEvent
 from specllama.errors import EngineDied, EngineError, SpecllamaError
@@ -74,13 +74,9 @@ class EngineHost(Closes):
     """
 
     def __init__(
-        self,
-        factory: EngineFactory,
-        *,
-        on_event: OnEvent | None = None,
-        close_grace_s: float = 3.0,
+        self, factory: EngineFactory, *, on_event: OnEvent | None = None, close_grace_s: float = 3.0
     ) -> None:
-        self.on_death: Callable[[], object] = lambda: None
+        self.on_death: OnDeath = lambda death: None
         self.loop: asyncio.SelectorEventLoop | None = None
         self.factory = factory
         self.on_event = on_event
@@ -144,7 +140,7 @@ class EngineHost(Closes):
                 child = Child(
                     self.factory,
                     lambda event: self.on_event(event) if self.on_event else None,
-                    on_death=lambda: self.on_death(),
+                    on_death=lambda death: self.on_death(death),
                     loop=self.loop,
                 )
                 self._child = child
@@ -167,11 +163,7 @@ class EngineHost(Closes):
             raise
 
     def generate(
-        self,
-        prompt: Prompt,
-        params: GenerateParams,
-        *,
-        cancel: Cancel | None = None,
+        self, prompt: Prompt, params: GenerateParams, *, cancel: Cancel | None = None
     ) -> Iterator[Event]:
         fresh = self._starts > 0 and not self.ready
         self.start()
@@ -266,7 +258,7 @@ class InlineHost:
     def __init__(self, factory: EngineFactory) -> None:
         self.factory = factory
         self.on_event: Callable[[Event], None] | None = None
-        self.on_death: Callable[[], object] = lambda: None  # never: it is known by the next request
+        self.on_death: OnDeath = lambda death: None  # never called: the next request hears of it
         self.death: SpecllamaError | None = None
         self.engine: EngineLike | None = None
 
@@ -309,11 +301,7 @@ class InlineHost:
             raise
 
     def generate(
-        self,
-        prompt: Prompt,
-        params: GenerateParams,
-        *,
-        cancel: Cancel | None = None,
+        self, prompt: Prompt, params: GenerateParams, *, cancel: Cancel | None = None
     ) -> Iterator[Event]:
         with self._alive() as engine:
             yield from engine.generate(prompt, params, cancel=cancel)
@@ -328,8 +316,7 @@ class InlineHost:
             engine.close()
 
     def close(self) -> None:
-        if self.engine is not None:
-            self.engine.close()
+        self.unload()
 
 
 HostLike = EngineHost | InlineHost

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import multiprocessing
 import os
@@ -22,15 +23,18 @@ from specllama.engine.serving import EngineFactory, OnEvent, in_thread, serve
 from specllama.errors import EngineDied, EngineError, EngineStuck, SpecllamaError
 from specllama.events import Notice
 from specllama.interface import EngineInfo
+from specllama.text import sanitize_line
 
 if TYPE_CHECKING:
     import asyncio
 
 REAP_S = 5.0
+_PING = 16  # looks from one question to a child that works, or loads, to the next
 STILL_S = 1.0  # one that is to end and does not get on for so long is not waited for
 LAST_WORDS_BYTES = 8192
 
 
+OnDeath = Callable[[SpecllamaError], object]
 OnMessage = Callable[[tuple[str, Any]], object]
 """Takes (kind, payload): ("events", list) any number of times, then "end", "result" or "error"."""
 
@@ -47,7 +51,7 @@ class Child:
         factory: EngineFactory,
         on_event: OnEvent | None,
         *,
-        on_death: Callable[[], object] = lambda: None,
+        on_death: OnDeath = lambda death: None,
         loop: asyncio.SelectorEventLoop | None = None,
     ) -> None:
         self.info: EngineInfo | None = None
@@ -117,8 +121,17 @@ class Child:
         self._asked.set()
         self._outbox.put((verb, request_id, whose, *args))
         if self.death is not None:
-            self._answer(request_id, "error", self.death)
+            self._answer(request_id, "error", self._death_of(request_id))
         return request_id
+
+    def _death_of(self, request_id: int) -> SpecllamaError | None:
+        """Return the child's death as it is told to one request."""
+        error = copy.copy(self.death)
+        if isinstance(error, EngineStuck):
+            error.culprit = request_id == self._culprit
+        if isinstance(error, EngineDied):
+            error.heard = request_id <= self._pulse.heard
+        return error
 
     def _answer(self, request_id: int, kind: str, payload: Any) -> None:
         """Send a message to the request's listener; any but events is the last one."""
@@ -153,7 +166,7 @@ class Child:
         watchdog = Watchdog(self._pulse, monotonic, STILL_S)
         until = monotonic() + grace_s
         while not (ended := self._reap(watchdog.every_s)) and monotonic() < until:
-            if watchdog.stuck() is not None:
+            if watchdog.stuck(begun=False) is not None:
                 break
         return ended
 
@@ -163,6 +176,7 @@ class Child:
         The connection is closed only after it: a send reads the handle again between its parts.
         """
         while (message := self._outbox.get()) is not None:
+            self._pulse.sent += 1
             try:
                 self._conn.send(message)
             except (OSError, ValueError):  # the reader sees the end of the pipe, and says why
@@ -171,17 +185,23 @@ class Child:
     def _watch(self) -> None:
         """Watch in a thread of its own, and end a child that makes no progress."""
         watchdog = Watchdog(self._pulse, monotonic)
-        while not self._gone.wait(watchdog.every_s):
-            if not (self._listeners or self._stopping):
+        for look in itertools.count():
+            if self._gone.wait(watchdog.every_s):
+                return
+            if self.info is not None and not (self._listeners or self._stopping):
                 self._asked.wait()  # at rest there is nothing to look for
                 self._asked.clear()
                 continue
-            if self._stopping or (found := watchdog.stuck()) is None:
+            if not look % _PING and self._pulse.working("commands") is None:
+                self._outbox.put(("ping", 0))  # who does not hear it was stopped
+            found = watchdog.stuck(begun=self.info is not None)
+            if self._stopping or found is None:
                 continue
             part, request_id, still_s = found
             asked = [id for id, (verb, _) in list(self._listeners.items()) if verb == "generate"]
             # with one request there is no doubt whose work it was
-            self._culprit = request_id or (asked[0] if len(asked) == 1 else 0)
+            alone = len(asked) == 1 and part != "commands"
+            self._culprit = request_id or (asked[0] if alone else 0)
             said = f"{_STUCK[part]} for {still_s:.0f} s, so the engine process was ended"
             self.stuck = EngineStuck(said, _NEXT)
             self.process.kill()
@@ -273,14 +293,11 @@ class Child:
         self._ready.set()
         self._outbox.put(None)
         for request_id in list(self._listeners):
-            error = self.death
-            if self.stuck is not None and request_id == self._culprit:
-                error = EngineStuck(self.stuck.message, self.stuck.hint, culprit=True)
-            self._answer(request_id, "error", error)
+            self._answer(request_id, "error", self._death_of(request_id))
         self._gone.set()
         self._asked.set()
         if not self._stopping and self.info is not None:
-            self._on_death()
+            self._on_death(self.death)
         self._writer.join()  # the child has gone, so no send waits for it
         self._let_go()
         self._log.close()
@@ -292,6 +309,7 @@ _STUCK: dict[Part, str] = {
     "requests": "a prompt was not read to its end",
     "constrained": "a grammar or a JSON schema was not read to its end",
     "calls": "a text was not read to its end",
+    "commands": "the engine did not answer",
 }
 _CAUSES = {
     "SIGKILL": "out of memory?",
@@ -349,15 +367,8 @@ def last_words(log: IO[bytes]) -> str:
     text = raw.split("Fatal Python error", 1)[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = ("assert", "error", "failed", "abort", "what():", "out of memory", "exception")
-    for line in reversed(lines):
-        if any(word in line.lower() for word in telling):
-            return _printable(line)
-    return _printable(lines[-1]) if lines else ""
-
-
-def _printable(line: str) -> str:
-    cleaned = "".join(ch if ch.isprintable() else "·" for ch in line)
-    return cleaned if len(cleaned) <= 300 else cleaned[:299] + "…"
+    told = [line for line in lines if any(word in line.lower() for word in telling)] or lines
+    return sanitize_line(told[-1])[:300] if told else ""
 
 
 @contextlib.contextmanager

@@ -83,10 +83,7 @@ def profile_path(key: Mapping[str, Any], folder: Path) -> Path:
 def _target_key(target: ModelInfo | GgufHeader) -> dict[str, str]:
     kind = target.quantization  # models are called as their files are
     name = re.sub(re.escape(kind), "", target.name, flags=re.IGNORECASE).rstrip("-._ ")
-    return {
-        "model": f"{name} {target.n_params}",
-        "target": f"{kind} {target.file_bytes}",
-    }
+    return {"model": f"{name} {target.n_params}", "target": f"{kind} {target.file_bytes}"}
 
 
 class Profile:

@@ -21,7 +21,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from specllama.backend.cores import Others
 from specllama.cancel import Cancel
-from specllama.engine.pulse import PARTS, Part, Pulse
+from specllama.engine.pulse import THREADS, Part, Pulse
 from specllama.errors import Cancelled, SpecllamaError, as_ours
 from specllama.events import Event, Finished, Measuring, Started
 from specllama.interface import EngineInfo, EngineLike, Stepped
@@ -61,8 +61,9 @@ class Link:
         closing: whether the parent wants no more; ``ready`` has a None then.
     """
 
-    def __init__(self, conn: Connection) -> None:
+    def __init__(self, conn: Connection, pulse: Pulse) -> None:
         self._conn = conn
+        self._pulse = pulse
         self._lock = threading.Lock()
         self.cancels: dict[int, Cancel] = {}
         self._said: list[tuple[str, int, Any]] = []
@@ -147,8 +148,9 @@ class Link:
                 verb, request_id, *args = self._conn.recv()
             except (EOFError, OSError):
                 os._exit(0)
+            self._pulse.hears(request_id if verb in ("generate", "call") else 0)
             self.skips |= verb == "skip"
-            if verb not in ("call", "cancel"):
+            if verb not in ("call", "cancel", "ping"):
                 self.rest.set()
             if verb == "cancel":
                 if (cancel := self.cancels.get(request_id)) is not None:
@@ -158,7 +160,7 @@ class Link:
                     cancel.set()
                 self.closing = True
                 self.begins(None)
-            elif verb != "skip":
+            elif verb not in ("skip", "ping"):
                 self.cancels[request_id] = Cancel()  # one that is sent before its turn counts
                 whose, *rest = args
                 self._work(verb, rest).put(whose, (request_id, *rest))
@@ -248,10 +250,11 @@ class Work(Turns[Any]):
 def serve(conn: Connection, factory: EngineFactory, log: int, pulse: Pulse) -> None:
     _redirect_output(log)
     # Ctrl-C in a shared terminal reaches the whole process group; the parent decides.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an abort must not start a debugger
     faulthandler.enable()
-    link = Link(conn)
+    link = Link(conn, pulse)
     in_thread("commands", link.listen)
     writing = in_thread("events", link.write)
     try:
@@ -264,11 +267,11 @@ def serve(conn: Connection, factory: EngineFactory, log: int, pulse: Pulse) -> N
     gc.freeze()  # what was loaded stays: a search for garbage would look through it between passes
     # The thread that makes passes gets the interpreter back soon from those beside it.
     sys.setswitchinterval(SWITCH_S)
-    for part, do in zip(PARTS[1:], (_prepare, _prepare, _answer), strict=True):
+    for part, do in zip(THREADS, (_prepare, _prepare, _answer), strict=True):
         in_thread(part, partial(_work, link, pulse, part, partial(do, engine, link)))
     engine.watched(pulse.beat)
     _Pump(engine, link, pulse).run()
-    if not any(pulse.working(part) for part in PARTS[1:]):  # they may use what it frees
+    if not any(pulse.working(part) for part in THREADS):  # they may use what it frees
         engine.close()
     link.close(writing)
 

@@ -294,9 +294,7 @@ class ForeignEngine(Closes):
             accepted_per_position=draft.accepted_at,
             drafted_per_position=draft.drafted_at,
             timings=Timings(
-                ttft_ms=first_s * 1e3,
-                decode_ms=decode_s * 1e3,
-                tok_per_s=speed(n, decode_s),
+                ttft_ms=first_s * 1e3, decode_ms=decode_s * 1e3, tok_per_s=speed(n, decode_s)
             ),
             reasoning=heard.reasoning,
             stop=heard.stop,

@@ -18,8 +18,8 @@ from starlette.responses import Response, StreamingResponse
 from specllama.events import Event
 from specllama.interface import Message, Prompt
 from specllama.server.dialect import Frame, Job
-from specllama.server.exchange import PING_S, Exchange, Json, Stream, encode, happens
-from specllama.server.refusals import Refusal, refusal, spelled, wrong
+from specllama.server.exchange import PING_S, Exchange, Json, Stream, encode, failed, happens
+from specllama.server.refusals import Refusal, spelled, wrong
 from specllama.server.request_queue import QueuedReply
 from specllama.server.service import Row, Service
 from specllama.store.codec import params_from_dict
@@ -183,7 +183,7 @@ def rows(service: Service) -> list[Row]:
                     for _, said in exchange.take():
                         yield encode("sse", [Frame(event.to_dict()) for event in said])
             except Exception as error:
-                told = spelled(request.url.path, refusal(error))
+                told = spelled(request.url.path, failed(request.scope, error))
                 yield encode("sse", [Frame({"type": "error", **told})])
 
         return Stream(exchange, "sse", events())

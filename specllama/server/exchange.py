@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from specllama.errors import SpecllamaError
 from specllama.events import Event, RoundDone
@@ -35,7 +35,6 @@ logger = logging.getLogger("specllama.server")
 HEAD_S = PING_S = 4.0
 # comments and pings are dropped before a client's own clock hears them; agents wait 300 s
 NEWS_S = 60.0
-STALL_S = 30.0  # a client that takes nothing for so long has left
 
 _MANY = 2000  # probabilities that are not written in the event loop
 
@@ -236,7 +235,7 @@ async def answer(
         if job.stream:
             early = await _unless_gone(request.receive, _early(exchange))
             if early is not None:
-                bodies = _bodies(exchange, dialect, early, write, request.url.path)
+                bodies = _bodies(exchange, dialect, early, write, request.scope)
                 return Stream(exchange, dialect.wire, bodies)
         elif await _unless_gone(request.receive, _collect(exchange)):
             exchange.cancel()
@@ -282,6 +281,15 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
+def failed(scope: Scope, error: Exception) -> Refusal:
+    """Convert the error that ended an answer; the log is told, without the words of a request."""
+    state, refused = scope["state"], refusal(error)
+    if not isinstance(error, (SpecllamaError, Refusal)):
+        logger.exception("%s failed, %s", scope["path"], state["id"])
+    state["cut"] = refused.message if refused.status >= 500 else f"refused as {refused.status}"
+    return refused
+
+
 class Stream(StreamingResponse):
     """Frames, sent as they come. A client that leaves or stops reading ends its replies."""
 
@@ -290,13 +298,9 @@ class Stream(StreamingResponse):
         self._exchange = exchange
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def within(message: Message) -> None:  # a client that takes nothing for long has left
-            async with asyncio.timeout(STALL_S):
-                await send(message)
-
         try:
-            with contextlib.suppress(OSError, ClientDisconnect):  # so is a timeout
-                await super().__call__(scope, receive, within)
+            with contextlib.suppress(OSError, ClientDisconnect):
+                await super().__call__(scope, receive, send)
         finally:
             self._exchange.cancel()
 
@@ -306,7 +310,7 @@ async def _bodies(
     dialect: Dialect,
     early: list[tuple[Reply, list[Event]]],
     write: Scribe,
-    path: str,
+    scope: Scope,
 ) -> AsyncIterator[bytes]:
     wire = dialect.wire
     try:
@@ -331,9 +335,7 @@ async def _bodies(
             said = [(reply, reply.receive(events)) for reply, events in exchange.take()]
         yield encode(wire, dialect.ended(exchange.replies))
     except Exception as error:
-        if not isinstance(error, (SpecllamaError, Refusal)):
-            logger.exception("a stream failed")
-        yield encode(wire, dialect.failed(path, refusal(error)))
+        yield encode(wire, dialect.failed(scope["path"], failed(scope, error)))
 
 
 def _spoken(dialect: Dialect, said: Iterable[tuple[Reply, Piece]]) -> bytes:

@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import hmac
 import ipaddress
+import logging
 import re
 import time
 import uuid
@@ -29,14 +30,18 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specllama.server.exchange import Json
-from specllama.server.refusals import Refusal, busy, shutting_down, spelled
+from specllama.server.refusals import Refusal, busy, refusal, shutting_down, spelled
 from specllama.settings.hardware import is_loopback
 from specllama.text import sanitize_line
 
-BODY_S = 60.0  # for the whole of a body
-OPEN = ("/health", "/v1/health", "/ping")  # without a key
+logger = logging.getLogger("specllama.server")
+
+BODY_S = 60.0  # for a further part of a body
+OPEN = ("/health", "/v1/health", "/ping")  # without a key and without a name of this machine
 _UNTOLD = (*OPEN, "/metrics")  # in the log: they are asked for every few seconds
-_METHODS = "GET, POST, OPTIONS"
+# also answered while the server ends: they show what it still does
+_FIGURES = ("/metrics", "/slots", "/load", "/api/ps")
+_METHODS = "GET, POST, DELETE, OPTIONS"
 _HEADERS = 200  # of one request
 _PROGRAMS = ("app://", "file://", "tauri://", "vscode-webview://", "vscode-file://")
 _PLAIN = ("", "identity")
@@ -79,7 +84,8 @@ class Access:
             # a proxy between could see another end of the body, and another next request
             return Refusal(400, "the body has two lengths", headers={"Connection": "close"})
         host = _name(headers.get("host", ""))
-        if not (is_loopback(host) or _is_address(host) or host in self.hosts):
+        nameless = "host" not in headers and (path in OPEN or method == "OPTIONS")  # plain checks
+        if not (nameless or is_loopback(host) or _is_address(host) or host in self.hosts):
             return Refusal(
                 403, f"this server is not called {host[:80]!r}", "permission_error", "bad_host"
             )
@@ -194,23 +200,31 @@ class Load:
         self.bytes += size
 
     @contextlib.asynccontextmanager
-    async def arriving(self, seconds: float) -> AsyncIterator[None]:
-        """Limit the time in which the body arrives.
+    async def arriving(self, seconds: float) -> AsyncIterator[Callable[[int], None]]:
+        """Limit the time that the body may make no progress; yields what counts a further part.
 
         Raises:
-            Refusal: it did not arrive in time, or the server ends first.
+            Refusal: nothing of it came for so long, or the server ends first.
         """
+        loop, traffic = asyncio.get_running_loop(), self.traffic
         try:
             async with asyncio.timeout(seconds) as limit:
-                self.traffic.limits.add(limit)
+
+                def came(size: int) -> None:
+                    self.take(size)
+                    if not traffic.cut:
+                        limit.reschedule(loop.time() + seconds)
+
+                traffic.limits.add(limit)
                 try:
-                    yield
+                    yield came
                 finally:
-                    self.traffic.limits.discard(limit)
+                    traffic.limits.discard(limit)
         except TimeoutError:
-            if self.traffic.cut:
+            if traffic.cut:
                 raise shutting_down() from None
-            raise Refusal(408, f"the body did not come within {seconds:g} s", code="slow") from None
+            said = f"nothing more of the body came for {seconds:g} s"
+            raise Refusal(408, said, code="slow") from None
 
 
 class Traffic:
@@ -266,8 +280,11 @@ class Traffic:
 class Guard:
     """The ASGI app that applies ``Access`` to another, and adds preflights and common headers.
 
-    It puts into ``request.state``: the name of the ``client``, the ``id`` of the request, its
-    ``load`` on the server, and ``until_over``, the callbacks for when it is answered or left.
+    All of ``request.state`` is set here, so that nothing is read before it is set: the name of the
+    ``client``, the ``id`` of the request, its ``load`` on the server, and ``until_over``, the
+    callbacks for when it is answered or left. Who answers sets, once it is known: ``asked`` and
+    ``naming`` (see ``Service.read``), the model that it ``waits_for``, and for the log why it was
+    ``undrafted`` and why an answer that was begun was ``cut``.
 
     Args:
         log: takes a line for each request.
@@ -284,10 +301,11 @@ class Guard:
             return
         headers = Headers(scope=scope)
         state = scope.setdefault("state", {})
+        state |= {"asked": "", "naming": None, "waits_for": None, "undrafted": "", "cut": ""}
         given = headers.get("x-request-id", "")  # if it can stand in a header and a log
         state["id"] = given if _GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
         client = state["client"] = self.access.client(scope)
-        begun, status = time.monotonic(), 0
+        begun, status, ended = time.monotonic(), 0, False
         origin = headers.get("origin")
         unread = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
@@ -298,46 +316,50 @@ class Guard:
             return message
 
         async def answer(message: Message) -> None:
-            nonlocal status
+            nonlocal status, ended
             if message["type"] == "http.response.start":
                 status = message["status"]
                 more = MutableHeaders(scope=message)
                 more["X-Request-Id"] = state["id"]
                 more["Date"] = formatdate(usegmt=True)
-                if unread:  # what is left of the body would be taken for the next request
+                # what is left of the body would be taken for the next request; and a server that
+                # ends takes none
+                if unread or self.traffic.closing:
                     more["Connection"] = "close"
-                if origin is not None and refused is None:
+                if origin is not None and self.access.trusts(origin):
                     more["Access-Control-Allow-Origin"] = origin
+                    more["Access-Control-Expose-Headers"] = "*"
                     more.add_vary_header("Origin")
+            ended = message["type"] == "http.response.body" and not message.get("more_body")
             await send(message)
 
-        try:
-            refused = self.access.refused(scope["method"], scope["path"], headers)
-        except ValueError:
-            refused = Refusal(400, "a header cannot be read")
-        if refused is None and self.traffic.closing and scope["method"] == "POST":
-            refused = shutting_down()
         try:
             with (
                 self.traffic.request(client, long=scope["method"] == "POST") as state["load"],
                 contextlib.ExitStack() as state["until_over"],
             ):
-                await self._answered(refused, scope, hear, answer)
+                await self._answered(scope, headers, hear, answer)
+        except Exception as error:
+            logger.exception("%s failed, %s", scope["path"], state["id"])
+            state["cut"] = "the server failed"
+            if not status:
+                await _refuse(refusal(error), scope, hear, answer)
         finally:
+            if status and not ended:
+                state["cut"] = state["cut"] or "the client left"
             if self.log is not None and is_told(scope["path"], status):
                 self.log(_line(scope, client or "no key", status, time.monotonic() - begun))
 
-    async def _answered(
-        self, refused: Refusal | None, scope: Scope, hear: Receive, answer: Send
-    ) -> None:
+    async def _answered(self, scope: Scope, headers: Headers, hear: Receive, answer: Send) -> None:
+        method, path = scope["method"], scope["path"]
+        refused = self.access.refused(method, path, headers)
+        asks = method == "OPTIONS" and "origin" in headers  # a page, whether it may
+        if refused is None and self.traffic.closing and path not in _FIGURES and not asks:
+            refused = shutting_down()
         if refused is not None:
-            # a page that is not trusted cannot read why
-            error = Json(spelled(scope["path"], refused), refused.status, dict(refused.headers))
-            await error(scope, hear, answer)
-        elif scope["method"] == "OPTIONS":
-            asked = Headers(scope=scope).get(
-                "access-control-request-headers", "authorization, content-type"
-            )
+            await _refuse(refused, scope, hear, answer)
+        elif method == "OPTIONS":
+            asked = headers.get("access-control-request-headers", "authorization, content-type")
             allowed = {
                 "Access-Control-Allow-Methods": _METHODS,
                 "Access-Control-Allow-Headers": asked,
@@ -346,6 +368,12 @@ class Guard:
             await Json({}, 200, allowed)(scope, hear, answer)
         else:
             await self.app(scope, hear, answer)
+
+
+async def _refuse(refused: Refusal, scope: Scope, hear: Receive, answer: Send) -> None:
+    """Answer with an error, which a page can read only if it is trusted."""
+    error = Json(spelled(scope["path"], refused), refused.status, dict(refused.headers))
+    await error(scope, hear, answer)
 
 
 def is_told(path: str, status: int) -> bool:
@@ -358,8 +386,10 @@ def _line(scope: Scope, client: str, status: int, took_s: float) -> str:
     """Write the log line of a request, without its query or its body."""
     said = status or "left"  # before there was an answer
     line = f"{scope['method']} {scope['path'][:200]} {said} {took_s:.2f} s, {client}"
-    more = f", nothing drafted: {why}" if (why := scope["state"].get("undrafted")) else ""
-    return sanitize_line(f"{line}, {scope['state']['id']}{more}")
+    state = scope["state"]
+    told = {"nothing drafted": state["undrafted"], "cut": state["cut"] if status < 400 else ""}
+    more = "".join(f", {what}: {why}" for what, why in told.items() if why)
+    return sanitize_line(f"{line}, {state['id']}{more}")
 
 
 async def read_body(request: Request, most: int) -> bytes:
@@ -371,9 +401,9 @@ async def read_body(request: Request, most: int) -> bytes:
     load: Load = request.state.load
     parts: list[bytes] = []
     try:
-        async with load.arriving(BODY_S):
+        async with load.arriving(BODY_S) as came:
             async for part in request.stream():
-                load.take(len(part))
+                came(len(part))
                 if load.bytes > most:
                     raise too_large(most)
                 parts.append(part)

@@ -25,8 +25,8 @@ from specllama.replies.tool_calls import RESPONSE
 from specllama.server.chat_messages import ToolSpec, Turn, conversation_of, messages_of, tools_of
 from specllama.server.chat_turns import ChatTurns
 from specllama.server.dialect import Dialect, Frame, Job, Piece, Reply, Wire, chances_of, in_chat
-from specllama.server.exchange import Json
-from specllama.server.refusals import text_only, wrong
+from specllama.server.exchange import TYPES, Json, encode
+from specllama.server.refusals import Refusal, not_offered, text_only, wrong
 from specllama.server.sampling_fields import (
     FIELDS,
     Prediction,
@@ -44,6 +44,15 @@ from specllama.server.usage import costs, short
 from specllama.settings.params import GenerateParams
 
 VERSION = "0.14.0"  # clients take it for one with /v1/responses and /v1/messages
+# the steps of a pull, in Ollama's words
+_PULLED = (
+    "pulling manifest",
+    "pulling {:.12}",
+    "verifying sha256 digest",
+    "writing manifest",
+    "success",
+)
+_NO_PULL = "no route brings models: specllama hub does"
 _NAMES = {name: f"options.{field}" for name, field in FIELDS.items() if "." not in field}
 _NAMES |= {"max-tokens": "options.num_predict", "think": "think", "chances": "top_logprobs"}
 
@@ -90,6 +99,7 @@ class GenerateRequest(_Asked, kw_only=True):
 class ShowRequest(msgspec.Struct):
     model: str | None = None
     name: str | None = None
+    stream: bool | None = None
 
 
 def _parse(body: _Asked, prompt: Prompt, base: GenerateParams, tools: ToolUse | None = None) -> Job:
@@ -327,7 +337,22 @@ def _about_model(service: Service) -> list[Row]:
             }
         )
 
+    async def pull(request: Request) -> Response:
+        """Answer as Ollama does for a model that is here already."""
+        body = await service.read(request, ShowRequest)
+        try:
+            card = _card(await service.models.listed(body.model or body.name or ""))
+        except Refusal:
+            raise not_offered("pull", _NO_PULL, "model") from None
+        digest, size = card["digest"], card["size"]
+        told: list[dict[str, Any]] = [{"status": step.format(digest)} for step in _PULLED]
+        told[1] |= {"digest": f"sha256:{digest}", "total": size, "completed": size}
+        if body.stream is False:
+            return Json(told[-1])
+        return Response(encode("ndjson", map(Frame, told)), media_type=TYPES["ndjson"])
+
     return [
+        ("POST /api/pull", pull),
         ("GET /api/version", version),
         ("GET /api/tags", tags),
         ("GET /api/ps", running),

@@ -2,8 +2,8 @@
 
 The engine's process takes as many requests as it has lanes; the others wait here, by client, and
 clients take turns. A request that is over, however it ends, makes room for the next one at once.
-An engine that died is started again at once; one that died soon after its start, at the next
-request.
+An engine that died is started again at once; one that dies soon after its start, or cannot be
+started, after a pause that grows each time. A request that comes meanwhile starts it at once.
 
 A request that was running when the engine died is a suspect. If it comes again, it runs with no
 other beside it: if it ends, it is no suspect any more, and if the engine dies again, it is refused.
@@ -37,7 +37,8 @@ logger = logging.getLogger("specllama.server")
 
 FIGURES_S = 2.0  # how long the engine's figures are waited for, behind other calls
 POISON_S = 600.0  # for so long a suspect is one, or refused
-AGAIN_S = 30.0  # an engine that died sooner after its start is not started again unasked
+AGAIN_S = 30.0  # an engine that died sooner after its start is started again after a pause
+PAUSE_S, LONGEST_S = 1.0, 60.0  # the first such pause, and the last; each is twice the one before
 
 _STORES = ("state", "profile")  # topics of notices about what an engine keeps
 IN_ALL = 4  # requests of all clients that may wait: so many times as many as of one
@@ -85,6 +86,7 @@ class QueuedReply:
     sent_s: float = 0.0
     life: int = 0  # of the engine that got it
     stop: Callable[[], None] | None = None
+    again: bool = False  # it waits for the second time: an engine died before it heard of it
     over: bool = False
     left: bool = False
 
@@ -165,9 +167,11 @@ class RequestQueue:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # that of the loop
         self._starting: asyncio.Task[None] | None = None
+        self._pause_s = 0.0
+        self._pausing: asyncio.TimerHandle | None = None
         self._suspects: dict[str, Suspect] = {}
         self._deaths = 0
-        self._restarted_s = -AGAIN_S
+        self._ran_s = -AGAIN_S  # since when it runs, or was tried to
         self.loaded = False
         self.tool_syntax: ToolSyntax = ""
         self.thinks = False
@@ -193,7 +197,7 @@ class RequestQueue:
         self._loop = loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self.host.loop = loop if isinstance(loop, asyncio.SelectorEventLoop) else None
-        self.host.on_death = lambda: self._soon(self._died)
+        self.host.on_death = lambda death: self._soon(self._died, death)
         info = await asyncio.to_thread(self.host.start)
         self.lanes = min(self.lanes, info.lanes)
         self.loaded = True
@@ -238,13 +242,17 @@ class RequestQueue:
             raise shutting_down()
         if (suspect := self._suspected(queued.asked)) is not None and suspect.refused:
             raise ended_engine("the engine did not survive this request before")
+        self._wait(queued)
+        self._serve()
+        return queued
+
+    def _wait(self, queued: QueuedReply) -> None:
+        """Count a reply as waiting."""
         place = queued.place
         self._waiting.put(place.client, queued)
         if not place.waiting:
             self._queued[place.client] += 1
         place.waiting += 1
-        self._serve()
-        return queued
 
     def withdraw(self, queued: QueuedReply) -> None:
         """Remove a reply that waits."""
@@ -261,7 +269,9 @@ class RequestQueue:
         if not self.loaded:
             raise loading()
         if not self.host.ready:
-            await asyncio.to_thread(self.host.start)
+            self._start_again()
+            if self._starting is not None:
+                await asyncio.shield(self._starting)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
 
@@ -324,7 +334,7 @@ class RequestQueue:
         """Send as many requests as the engine can take; clients take turns."""
         while self._waiting and self.free and not self._starting:
             if not self.host.ready:
-                self._starting = asyncio.get_running_loop().create_task(self._restart())
+                self._start_again()
                 return
             if not self._may_join(next(iter(self._waiting))):
                 return  # nor may any other that came later: its turn has to come
@@ -379,6 +389,12 @@ class RequestQueue:
             if not queued.left:
                 queued.on_message((kind, payload))
             return
+        if isinstance(payload, EngineDied) and not (payload.heard or queued.again or queued.left):
+            queued.again, queued.stop = True, None  # nothing of it was begun
+            del self.running[queued]
+            self._wait(queued)
+            self._serve()
+            return
         if isinstance(payload, EngineDied):
             self._suspect(queued, sure=isinstance(payload, EngineStuck) and payload.culprit)
         elif kind == "end" and not queued.left:
@@ -413,28 +429,41 @@ class RequestQueue:
         while len(self._suspects) > 256:
             del self._suspects[next(iter(self._suspects))]
 
-    def _died(self) -> None:
-        """Restart the engine that died; soon after a restart, leave that to the next request."""
+    def _died(self, death: SpecllamaError) -> None:
         self._deaths += 1
-        soon = monotonic() - self._restarted_s < AGAIN_S
-        if not (self.closing or self._starting or soon or self.host.ready):
+        self._again(death)
+
+    def _again(self, why: Exception) -> None:
+        """Start the engine again: at once if it ran for long, else after a pause."""
+        soon = monotonic() - self._ran_s < AGAIN_S
+        self._pause_s = min(max(2 * self._pause_s, PAUSE_S), LONGEST_S) if soon else 0.0
+        when = f"in {self._pause_s:g} s" if soon else "now"
+        logger.warning("%s: %s; it starts again %s", self.name, str(why).rstrip("."), when)
+        loop = asyncio.get_running_loop()
+        self._pausing = loop.call_later(self._pause_s, self._start_again)
+
+    def _start_again(self) -> None:
+        """Begin to start the engine unless that was begun, or it is not wanted any more."""
+        if self._pausing is not None:
+            self._pausing.cancel()
+        if self.loaded and not (self.closing or self._starting or self.host.ready):
             self._starting = asyncio.get_running_loop().create_task(self._restart())
 
     async def _restart(self) -> None:
         error: Exception | None = None
         try:
             self.restarts += 1
-            self._restarted_s = monotonic()
             await asyncio.to_thread(self.host.start)
+            logger.info("%s is started again", self.name)
         except Exception as refused:  # also of the system: no process, no file
             if not isinstance(refused, SpecllamaError):
-                logger.exception("the engine could not be started again")
+                logger.exception("%s could not be started again", self.name)
             error = refused
-        finally:
-            self._starting = None
+        self._starting, self._ran_s = None, monotonic()
         if error is not None:  # no request waits for what does not come
             while self._waiting:
                 queued = self._waiting.pop()
                 self._called(queued)
                 self._end(queued, "error", error)
+            self._again(error)
         self._serve()

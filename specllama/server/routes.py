@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,17 +12,14 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from specllama.errors import SpecllamaError
 from specllama.events import LoadProgress
 from specllama.server import anthropic, direct, native, ollama_api, openai_api
 from specllama.server.dialect import Frame
-from specllama.server.exchange import HEAD_S, TYPES, UNSTORED, Json, encode
+from specllama.server.exchange import HEAD_S, TYPES, UNSTORED, Json, encode, failed
 from specllama.server.guard import Guard
-from specllama.server.refusals import Refusal, loading, refusal, restarting, spelled
+from specllama.server.refusals import Refusal, loading, restarting, spelled
 from specllama.server.served import ServedModel
 from specllama.server.service import Handler, Row, Service
-
-logger = logging.getLogger("specllama.server")
 
 TELL_S = 1.0  # between two words of how far a load is
 OWN = "/specllama/generate"
@@ -79,9 +75,7 @@ def _route(where: str, handler: Handler) -> Route:
         try:
             return await answered(request, asyncio.ensure_future(handler(request)))
         except Exception as error:
-            if not isinstance(error, (Refusal, SpecllamaError)):
-                logger.exception("%s failed, %s", request.url.path, request.state.id)
-            refused = refusal(error)
+            refused = failed(request.scope, error)
             return Json(spelled(request.url.path, refused), refused.status, dict(refused.headers))
 
     return Route(path, handle, methods=methods.split("|"))
@@ -102,13 +96,13 @@ async def answered(request: Request, work: asyncio.Future[Response]) -> Response
     Raises:
         Exception: the error that ended the work, if no stream has begun.
     """
+    path = request.url.path
     try:
-        await asyncio.wait({work}, timeout=HEAD_S)
-        if not work.done():
-            model: ServedModel | None = getattr(request.state, "waits_for", None)
-            path = request.url.path
-            streams = not path.startswith("/api/") and bool(request.state.naming.stream)
-            if model is not None and (path == OWN or streams):
+        while not (await asyncio.wait({work}, timeout=HEAD_S))[0]:
+            model: ServedModel | None = request.state.waits_for  # none before the body was read
+            if model is not None and (
+                path == OWN or (request.state.naming.stream and not path.startswith("/api/"))
+            ):
                 return Loading(request, work, model)
         return await work
     except BaseException:
@@ -142,9 +136,7 @@ class Loading(StreamingResponse):
                 await asyncio.wait({self._work}, timeout=TELL_S)
             response = await self._work
         except Exception as error:
-            if not isinstance(error, (SpecllamaError, Refusal)):
-                raise
-            told = spelled(self._path, refusal(error))
+            told = spelled(self._path, failed(scope, error))
             told = {"type": "error", **told} if own else told
             body = encode("sse", [Frame.error(told)])
             await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -23,6 +23,8 @@ from specllama.settings.config_file import Settings
 _MOST = 1000  # lines that were not written yet; further ones are dropped, and counted
 _EACH_S = 5.0  # between two lines of one load
 _FILES, _FILE_BYTES = 5, 10 << 20  # as ``log-file`` says
+# what Python's and uvicorn's own lines go to: without a handler they would come without a time
+_LOGGERS = ("specllama.server", "uvicorn.error", "asyncio")
 _FORMAT = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S")
 
 
@@ -50,10 +52,11 @@ class ServerLog:
         self._ends = file is not None  # a terminal may stall for good
         self._states: dict[str, str] = {}
         self._begun: dict[str, tuple[float, float]] = {}  # when a load began, and was told last
-        self._logger = logging.getLogger("specllama.server")
-        self._logger.setLevel(logging.WARNING if quiet else logging.INFO)
-        self._logger.propagate = False
-        self._logger.addHandler(self._entry)
+        self._loggers = [logging.getLogger(name) for name in _LOGGERS]
+        self._loggers[0].setLevel(logging.WARNING if quiet else logging.INFO)
+        for logger in self._loggers:
+            logger.propagate = False
+            logger.addHandler(self._entry)
         self._writer.start()
 
     @classmethod
@@ -70,7 +73,12 @@ class ServerLog:
 
     def say(self, line: str) -> None:
         """Take a line, without waiting."""
-        self._logger.info("%s", line)
+        self._loggers[0].info("%s", line)
+
+    def hang_up(self) -> None:
+        """Take a line that opens the file anew, if it was renamed."""
+        file = "its file was opened again" if self._ends else "it goes to stderr as before"
+        self.say(f"SIGHUP, for the log: {file}")
 
     def request(self, line: str) -> None:
         """Take the line of a request."""
@@ -96,8 +104,9 @@ class ServerLog:
 
     def close(self) -> None:
         """Write the lines that were taken."""
-        self._logger.removeHandler(self._entry)
-        self._logger.propagate = True
+        for logger in self._loggers:
+            logger.removeHandler(self._entry)
+            logger.propagate = True
         if self._ends:
             with contextlib.suppress(queue.Full):
                 self._writer.stop()
@@ -128,7 +137,8 @@ class _Stderr(logging.StreamHandler[Any]):
 
 
 class _LogFile(RotatingFileHandler):
-    """A file for its owner alone, and a few of its predecessors."""
+    """A log file for its owner alone, and a few of its predecessors. It is opened anew where a
+    program renamed or deleted it."""
 
     def __init__(self, file: Path) -> None:
         self._failed = False
@@ -151,6 +161,16 @@ class _LogFile(RotatingFileHandler):
             return os.open(path, flags, 0o600)
 
         return open(self.baseFilename, "a", encoding="utf-8", errors="replace", opener=private)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        there = False
+        with contextlib.suppress(OSError):
+            if self.stream is not None:
+                written = os.fstat(self.stream.fileno())
+                there = os.path.samestat(os.stat(self.baseFilename), written)
+        if not there:
+            self.close()  # it is opened for the line
+        super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Warn once if the disk is full; the server goes on."""

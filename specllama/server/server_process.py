@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 import resource
 import socket
 from collections import Counter
@@ -30,13 +31,18 @@ from specllama.server.guard import IN_ALL
 from specllama.server.routes import make_app
 from specllama.server.service import Service
 
+logger = logging.getLogger("specllama.server")
+
 DRAIN_S = 30.0
 _HINTS = {errno.EADDRINUSE: "choose another --port", errno.EACCES: "choose a --port from 1024 on"}
 _LOOK_S = 0.1
 _LAST_S = 2.0  # for those that are cut off to take the last word
 _DESCRIPTORS = 128  # besides those of connections
 HEAD_S = 20.0  # from the first to the last byte of the head of a request
-LINGER_S = 5.0  # for a client to take the last answer; again for as long as it takes some of it
+LINGER_S = 5.0  # for a client to end, too, once it has taken the last answer
+STALL_S = 30.0  # a client that takes nothing of its answer for so long is dropped
+_KNOCK_S = 0.05  # until the system of a client that has left has answered; again, twice as long
+_BUFFER = 16 << 10  # bytes of an answer that our system keeps for a client, besides its own
 _READ = 16 << 10  # bytes that are parsed at once, before others have their turn
 _PARTS = 1024  # of a body that may be small
 _PART = 64  # bytes of a part on average, beyond those
@@ -57,7 +63,9 @@ def bind(host: str, port: int) -> socket.socket:
             host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         family, *_, address = found[0]
-        return socket.create_server(address[:2], family=family, backlog=512)
+        listening = socket.create_server(address[:2], family=family, backlog=512)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+        return listening
     except OSError as error:
         said = error.strerror or str(error)
         hint = _HINTS.get(error.errno or 0, "--host is a name or an address of this machine")
@@ -91,7 +99,6 @@ class _Parting:
     _loop: asyncio.AbstractEventLoop
     _left: Callable[[], None]
     _look: asyncio.TimerHandle | None = None
-    _unsent: int = 0
     parting: bool = False
 
     def __getattr__(self, name: str) -> Any:
@@ -109,16 +116,12 @@ class _Parting:
             self._transport.write_eof()
         with contextlib.suppress(RuntimeError):  # it was not paused
             self._transport.resume_reading()
-        self._unsent = self._transport.get_write_buffer_size()
-        self._look = self._loop.call_later(LINGER_S, self._progress)
+        self._linger()
 
-    def _progress(self) -> None:
-        unsent = self._transport.get_write_buffer_size()
-        if not unsent or unsent >= self._unsent:
-            self._transport.abort()
-        else:
-            self._unsent = unsent
-            self._look = self._loop.call_later(LINGER_S, self._progress)
+    def _linger(self) -> None:
+        unsent = self._transport.get_write_buffer_size()  # ``STALL_S`` is for that
+        again = self._linger if unsent else self._transport.abort
+        self._look = self._loop.call_later(LINGER_S, again)
 
     def over(self) -> None:
         if self._look is not None:
@@ -144,6 +147,108 @@ class _Counting(h11.Connection):
         return event
 
 
+class _Connection(H11Protocol):
+    """One connection: how long its client may take, and how it ends."""
+
+    _slow: asyncio.TimerHandle | None = None
+    _untaken: asyncio.TimerHandle | None = None
+    _knocks: asyncio.TimerHandle | None = None
+    _half = False  # the client has ended its side
+    _end: _Parting
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._end = _Parting(transport, self.loop, self._leave)
+        super().connection_made(self._end)  # type: ignore[arg-type]
+        self.conn = _Counting(self.config.h11_max_incomplete_event_size or _READ)
+        if hasattr(transport, "max_size"):  # asyncio reads 256 KiB at once
+            transport.max_size = _READ
+        transport.set_write_buffer_limits(0)  # what the system does not take is not taken
+        self._line = line = transport.get_extra_info("socket")
+        if line.family in (socket.AF_INET, socket.AF_INET6):  # asyncio leaves this out here
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._end.over()
+        for timer in (self._slow, self._untaken, self._knocks):
+            if timer is not None:
+                timer.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._end.parting:
+            super().data_received(data)
+            self._watch()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection while a request that came whole is answered: its client may have
+        ended its side alone, as ``nc -N`` does."""
+        cycle = self.cycle
+        answers = cycle is not None and not (cycle.more_body or cycle.response_complete)
+        self._half = answers and not self._end.parting
+        if self._half:
+            with contextlib.suppress(OSError), self._line.dup() as line:
+                line.send(b"\0", socket.MSG_OOB)
+            self._knock(_KNOCK_S)
+        return self._half
+
+    def _knock(self, seconds: float) -> None:
+        """Drop a client that has left: its system refuses the urgent byte, which who still
+        listens never reads."""
+        if self._line.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+        elif seconds < LINGER_S:
+            self._knocks = self.loop.call_later(seconds, self._knock, 2 * seconds)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._half and self.cycle.response_complete:  # no further request was sent
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._drop(math.inf)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._untaken is not None:
+            self._untaken.cancel()
+
+    def _drop(self, before: float) -> None:
+        """Drop a client that took nothing meanwhile, else look again later."""
+        unsent = self._end.get_write_buffer_size()
+        if unsent < before:
+            self._untaken = self.loop.call_later(STALL_S, self._drop, unsent)
+            return
+        state = self.scope["state"]
+        state["cut"] = f"the client took nothing for {STALL_S:g} s"
+        logger.info("%s was dropped: it took nothing of its answer for %g s, %s",
+                    state["client"] or "no key", STALL_S, state["id"])  # fmt: skip
+        self.transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:  # an answer was begun
+            self.transport.close()
+
+    def _leave(self) -> None:
+        """Stop answering: the client has left."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
+    def _watch(self) -> None:
+        """Limit the time for the head of a request; its body has a limit of its own, and
+        uvicorn limits the time between two requests."""
+        if self.conn.their_state is h11.IDLE:
+            if self._slow is None:
+                self._slow = self.loop.call_later(HEAD_S, self.transport.close)
+        elif self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+
+
 def protocol(per_client: int, most: int, proxies: Container[str] = ()) -> type[asyncio.Protocol]:
     """Make the protocol class that uvicorn uses for connections.
 
@@ -154,66 +259,26 @@ def protocol(per_client: int, most: int, proxies: Container[str] = ()) -> type[a
     """
     connected: Counter[str] = Counter()
 
-    class Limited(H11Protocol):
+    class Limited(_Connection):
         _address: str | None = None  # counted under it
-        _slow: asyncio.TimerHandle | None = None
-        _end: _Parting
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            self._end = _Parting(transport, self.loop, self._leave)
-            super().connection_made(self._end)  # type: ignore[arg-type]
-            self.conn = _Counting(self.config.h11_max_incomplete_event_size or _READ)
-            if hasattr(transport, "max_size"):  # asyncio reads 256 KiB at once
-                transport.max_size = _READ
-            line = transport.get_extra_info("socket")
-            if line.family in (socket.AF_INET, socket.AF_INET6):  # asyncio leaves this out here
-                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            super().connection_made(transport)
             address = self.client[0] if self.client else ""
             full = address not in proxies and connected[address] >= per_client
             if full or connected.total() >= most:
                 transport.write(_TOO_MANY)
-                transport.close()
+                self._end.close()
                 return
             connected[address] += 1
             self._address = address
-            self._watch()
 
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
-            self._end.over()
-            if self._slow is not None:
-                self._slow.cancel()
             if self._address is not None:
                 connected[self._address] -= 1
                 if not connected[self._address]:
                     del connected[self._address]
-
-        def data_received(self, data: bytes) -> None:
-            if not self._end.parting:
-                super().data_received(data)
-                self._watch()
-
-        def send_400_response(self, msg: str) -> None:
-            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                super().send_400_response(msg)
-            else:  # an answer was begun
-                self.transport.close()
-
-        def _leave(self) -> None:
-            """Stop answering: the client has left."""
-            if self.cycle is not None and not self.cycle.response_complete:
-                self.cycle.disconnected = True
-                self.cycle.message_event.set()
-
-        def _watch(self) -> None:
-            """Limit the time for the head of a request; its body has a limit of its own, and
-            uvicorn limits the time between two requests."""
-            if self.conn.their_state is h11.IDLE:
-                if self._slow is None:
-                    self._slow = self.loop.call_later(HEAD_S, self.transport.close)
-            elif self._slow is not None:
-                self._slow.cancel()
-                self._slow = None
 
     return Limited
 

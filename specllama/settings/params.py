@@ -115,9 +115,7 @@ class SamplingParams:
         above=True,
     )
     min_p: float = sampler(
-        0.05,
-        "Drop tokens less likely than this fraction of the likeliest one.",
-        within=(0, 1),
+        0.05, "Drop tokens less likely than this fraction of the likeliest one.", within=(0, 1)
     )
     typical_p: float = rare_sampler(
         1.0,
@@ -131,9 +129,7 @@ class SamplingParams:
         1.0, "Divide scores of repeated tokens; 1 is off.", within=(0.01, 10)
     )
     repeat_last_n: int = rare_sampler(
-        64,
-        "How many tokens the penalties look back; -1 is the whole context.",
-        within=(-1, MOST),
+        64, "How many tokens the penalties look back; -1 is the whole context.", within=(-1, MOST)
     )
     presence_penalty: float = sampler(
         0.0,
@@ -144,22 +140,16 @@ class SamplingParams:
         0.0, "Penalty subtracted each time a token has occurred.", within=(-10, 10)
     )
     dry_multiplier: float = rare_sampler(
-        0.0,
-        "Strength of the DRY penalty on repeated phrases; 0 is off.",
-        within=(0, 100),
+        0.0, "Strength of the DRY penalty on repeated phrases; 0 is off.", within=(0, 100)
     )
     dry_base: float = rare_sampler(
-        1.75,
-        "Factor by which the DRY penalty grows with each repeated token.",
-        within=(1, 100),
+        1.75, "Factor by which the DRY penalty grows with each repeated token.", within=(1, 100)
     )
     dry_allowed_length: int = rare_sampler(
         2, "Longest repeat, in tokens, that DRY does not penalize.", within=(1, MOST)
     )
     dry_penalty_last_n: int = rare_sampler(
-        -1,
-        "How many tokens DRY looks back; -1 is the whole context.",
-        within=(-1, MOST),
+        -1, "How many tokens DRY looks back; -1 is the whole context.", within=(-1, MOST)
     )
     dry_sequence_breakers: tuple[str, ...] = rare_sampler(
         ("\n", ":", '"', "*"),
@@ -233,8 +223,7 @@ class GenerateParams:
     )
     stop: tuple[str, ...] = length((), "Text that ends the reply; repeatable, up to 16 times.")
     ignore_eos: bool = length(
-        False,
-        "Continue past the model's end token; a complete grammar still ends the reply.",
+        False, "Continue past the model's end token; a complete grammar still ends the reply."
     )
     speculate: bool = speculation(
         True,
@@ -488,8 +477,7 @@ class EngineOptions:
         True, "Refuse a pair that needs more memory than is free.", flag=False
     )
     allow_other_vocab: bool = speculation(
-        False,
-        "Accept a draft model with another tokenizer; its guesses are translated.",
+        False, "Accept a draft model with another tokenizer; its guesses are translated."
     )
     draft_tokens: Literal["auto", "all"] = speculation(
         "auto",

@@ -17,13 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from specllama.rates import share
-from specllama.training.training_card import (
-    NAME,
-    Milestone,
-    Phase,
-    TrainingCard,
-    beside,
-)
+from specllama.training.training_card import NAME, Milestone, Phase, TrainingCard, beside
 
 if TYPE_CHECKING:
     from specllama.training.phases import Over, TargetPhases

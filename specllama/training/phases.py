@@ -118,10 +118,7 @@ class TargetPhases:
         self._shards.flush()
 
     def train(
-        self,
-        over: Over,
-        report: Callable[[Milestone], None],
-        ahead: Callable[[], float | None],
+        self, over: Over, report: Callable[[Milestone], None], ahead: Callable[[], float | None]
     ) -> None:
         """Train on until it is over or gains nothing; report each step, and figures in the end.
 

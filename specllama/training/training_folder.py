@@ -210,8 +210,7 @@ def begin(
         )  # fmt: skip
     if card.fingerprint != target.fingerprint:
         raise UsageError(
-            f"{folder} holds a training for {card.target}, another file",
-            "give another --folder",
+            f"{folder} holds a training for {card.target}, another file", "give another --folder"
         )
     if asked["words"] not in (None, card.words):
         raise UsageError(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from servers import serving, table
+from servers import serving, table, until
 
 from specllama.cli import invoke
 from specllama.errors import ConfigError, UsageError
@@ -133,13 +133,42 @@ def test_lines_that_nobody_takes_are_counted(tmp_path: Path) -> None:
     assert last == "(7 lines were dropped: they came faster than they were read)\nnext"
 
 
+@pytest.mark.parametrize("away", ["renamed", "deleted"])
+def test_lines_go_to_the_file_of_that_name(tmp_path: Path, away: str) -> None:
+    """As logrotate leaves it: before the next line there may be a new file, or none."""
+    file, old = tmp_path / "serve.log", tmp_path / "serve.log.old"
+    log = ServerLog(file)
+    for text in ("one", "two", "three"):
+        log.say(text)
+        until(lambda text=text: file.exists() and file.read_text("utf-8").endswith(f" {text}\n"))
+        file.rename(old) if away == "renamed" else file.unlink()
+        if text == "two":
+            file.touch(0o600)
+    log.hang_up()
+    log.close()
+    assert file.read_text("utf-8").endswith("SIGHUP, for the log: its file was opened again\n")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    if away == "renamed":
+        assert old.read_text("utf-8").endswith(" three\n")
+
+
+@pytest.mark.parametrize("name", ["uvicorn.error", "asyncio"])
+def test_lines_of_what_we_run_on_have_a_time_too(tmp_path: Path, name: str) -> None:
+    log = ServerLog(tmp_path / "serve.log")
+    before = logging.getLogger(name).level
+    logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger(name).error("a word")
+    logging.getLogger(name).setLevel(before)
+    log.close()
+    assert re.fullmatch(r"[\d-]+ [\d:]+ a word\n", (tmp_path / "serve.log").read_text("utf-8"))
+
+
 def test_a_full_disk_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     log = ServerLog(tmp_path / "serve.log")
-    handler = log._handler
-    handler.stream.close()
-    handler.stream = open("/dev/full", "w")  # noqa: SIM115
+    (tmp_path / "serve.log").unlink()
+    (tmp_path / "serve.log").symlink_to("/dev/full")
     for _ in range(3):
         log.say("a line")
     log.close()

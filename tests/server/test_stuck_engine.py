@@ -389,7 +389,8 @@ def streamed(
     scribe: Callable[..., Awaitable[bytes]] = write
 
     async def sent() -> list[tuple[float, bytes]]:
-        bodies = exchange._bodies(slow, dialect, slow.take(), scribe, "/")  # type: ignore[arg-type]
+        scope = {"path": "/", "state": {}}
+        bodies = exchange._bodies(slow, dialect, slow.take(), scribe, scope)  # type: ignore[arg-type]
         return [(slow.now, body) async for body in bodies]
 
     return asyncio.run(sent())

@@ -175,7 +175,7 @@ class AssistantMessage(MessageView):
     virtual_size = Reactive(Size(0, 0), repaint=False)
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("t", "thought", "Thought", id="turn.thought", show=False),
+        Binding("t", "thought", "Thought", id="turn.thought", show=False)
     ]
 
     DEFAULT_CSS = """

@@ -117,12 +117,7 @@ def stage_bar(done: RoundDone, stage: int, ink: Ink, width: int) -> Content:
 
 
 def table(
-    done: RoundDone,
-    stage: int,
-    glyphs: Glyphs,
-    ink: Ink,
-    width: int = 80,
-    verify: str = "match",
+    done: RoundDone, stage: int, glyphs: Glyphs, ink: Ink, width: int = 80, verify: str = "match"
 ) -> Content:
     """Draw every drafted node with its confidence, then p and q and the verdict, then the target
     token.
@@ -154,10 +149,7 @@ def table(
         mine = ink.source(done.sources[i]) if several else style
         letter = glyphs.source(done.sources[i]) if several else ""
         name = text if len(text) <= column else text[: column - 1] + "…"
-        parts: list[tuple[str, str]] = [
-            (f"{place:>3} ", ink.muted),
-            (f"{name:<{column}}", mine),
-        ]
+        parts: list[tuple[str, str]] = [(f"{place:>3} ", ink.muted), (f"{name:<{column}}", mine)]
         for name, values in known:
             value = values[i]
             parts.append((f"  {number(value):>5}", ""))

@@ -13,14 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median_low
 
-from specllama.speculative.policy.constants import (
-    CELLS,
-    GAIN,
-    OUTLIER,
-    SETTLE,
-    SINGLES,
-    SLOPE,
-)
+from specllama.speculative.policy.constants import CELLS, GAIN, OUTLIER, SETTLE, SINGLES, SLOPE
 from specllama.speculative.types import Booking
 
 

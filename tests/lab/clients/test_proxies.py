@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import socket
@@ -15,7 +16,7 @@ from typing import Any
 import httpx2
 import pytest
 from scripted_server import Rule, Rules
-from servers import Serving, serving
+from servers import Serving, serving, until
 
 from specllama.server.guard import Access
 
@@ -23,6 +24,7 @@ PAGE = Path(__file__).parents[3] / ".github" / "proxy.md"
 NAME = "models.example.org"
 RULES = (Rule("one two three four five six", when="slowly", delay_s=0.3), Rule("Hello."))
 ACCESS = Access(hosts=(NAME,), keys=("secret",), proxies=("127.0.0.1",))
+SNI = {"sni_hostname": NAME}
 TURNS = [{"role": "user", "content": "slowly"}]
 
 
@@ -37,12 +39,18 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def nginx(folder: Path, port: int, behind: str) -> list[str]:
+def certified(folder: Path) -> tuple[Path, Path]:
+    """A certificate and its key."""
     cert, key = folder / "cert.pem", folder / "key.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj",
          f"/CN={NAME}", "-out", str(cert), "-keyout", str(key)], check=True, capture_output=True,
     )  # fmt: skip
+    return cert, key
+
+
+def nginx(folder: Path, port: int, behind: str) -> list[str]:
+    cert, key = certified(folder)
     site = on_page("nginx").replace("127.0.0.1:8484", behind)
     site = site.replace("listen 443", f"listen 127.0.0.1:{port}")
     site = site.replace(f"/etc/ssl/{NAME}.pem", str(cert)).replace(f"/etc/ssl/{NAME}.key", str(key))
@@ -68,7 +76,17 @@ def caddy(folder: Path, port: int, behind: str) -> list[str]:
     return ["caddy", "run", "--config", str(conf), "--adapter", "caddyfile"]
 
 
-@pytest.fixture(scope="module", params=[nginx, caddy], ids=["nginx", "caddy"])
+def haproxy(folder: Path, port: int, behind: str) -> list[str]:
+    both = folder / "both.pem"
+    both.write_text("".join(file.read_text("utf-8") for file in certified(folder)), "utf-8")
+    conf = folder / "haproxy.cfg"
+    site = on_page("haproxy").replace("127.0.0.1:8484", behind)
+    site = site.replace("bind :443", f"bind 127.0.0.1:{port}")
+    conf.write_text(site.replace(f"/etc/ssl/{NAME}.pem", str(both)), "utf-8")
+    return ["haproxy", "-db", "-f", str(conf)]
+
+
+@pytest.fixture(scope="module", params=[nginx, caddy, haproxy], ids=["nginx", "caddy", "haproxy"])
 def proxied(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Serving, httpx2.Client]]:
@@ -104,7 +122,7 @@ def answers(http: httpx2.Client, proxy: subprocess.Popen[bytes], out: Path) -> N
     end = time.monotonic() + 30
     while True:
         try:
-            if http.get("/health", extensions={"sni_hostname": NAME}).status_code == 200:
+            if http.get("/health", extensions=SNI).status_code == 200:
                 return
         except httpx2.TransportError:
             pass
@@ -114,7 +132,7 @@ def answers(http: httpx2.Client, proxy: subprocess.Popen[bytes], out: Path) -> N
 
 
 def post(http: httpx2.Client, path: str, body: Any, **more: Any) -> Any:
-    return http.stream("POST", path, json=body, extensions={"sni_hostname": NAME}, **more)
+    return http.stream("POST", path, json=body, extensions=SNI, **more)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat"])
@@ -147,3 +165,34 @@ def test_what_a_proxy_changes_is_known(proxied: tuple[Serving, httpx2.Client]) -
     with post(http, "/v1/chat/completions", {}, headers={"Authorization": "x"}) as answer:
         assert answer.status_code == 401
     assert server.http.get("/v1/models", headers={"Host": "other.example.org"}).status_code == 403
+
+
+def test_a_slow_body_is_answered(proxied: tuple[Serving, httpx2.Client]) -> None:
+    _, http = proxied
+    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}]}).encode()
+
+    def slowly() -> Iterator[bytes]:
+        for i in range(0, len(body), 10):
+            yield body[i : i + 10]
+            time.sleep(1.2)  # longer in all than the server waits before it looks
+
+    answer = http.post("/v1/chat/completions", content=slowly(), extensions=SNI,
+                       headers={"Content-Type": "application/json"})  # fmt: skip
+    assert answer.status_code == 200, answer.text
+    assert "Hello." in answer.text
+
+
+def test_a_proxy_sees_the_end_and_who_was_there_is_answered(
+    proxied: tuple[Serving, httpx2.Client],
+) -> None:
+    server, http = proxied
+    with post(http, "/v1/chat/completions", {"messages": TURNS, "stream": True}) as answer:
+        lines = answer.iter_lines()
+        next(line for line in lines if "one" in line)
+        server.service.traffic.closing = True
+        try:
+            until(lambda: http.get("/health", extensions=SNI).status_code == 503)
+            assert "six" in "".join(lines)
+        finally:
+            server.service.traffic.closing = False
+    until(lambda: http.get("/health", extensions=SNI).status_code == 200)

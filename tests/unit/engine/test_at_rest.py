@@ -132,7 +132,7 @@ def test_each_request_that_ends_it_doubles_the_wait(monkeypatch: pytest.MonkeyPa
             return True
 
     monkeypatch.setattr(cores.Others, "busy", lambda one: False)
-    link = serving.Link(None)  # type: ignore[arg-type]
+    link = serving.Link(None, Pulse())  # type: ignore[arg-type]
     link.ready = Ready()  # type: ignore[assignment]
     for _ in range(14):
         serving._next(Engine(), link)  # type: ignore[arg-type]
@@ -193,7 +193,7 @@ def crowd(monkeypatch: pytest.MonkeyPatch) -> tuple[Crowd, serving.Link, Callabl
     clock = [0.0]
     monkeypatch.setattr(serving.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(serving.Link, "flush", lambda one: None)
-    engine, link = Crowd(clock), serving.Link(None)  # type: ignore[arg-type]
+    engine, link = Crowd(clock), serving.Link(None, Pulse())  # type: ignore[arg-type]
     return engine, link, serving._Pump(engine, link, Pulse()).run  # type: ignore[arg-type]
 
 

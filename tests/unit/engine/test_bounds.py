@@ -1,6 +1,7 @@
 """Sizes of requests, before anything of them is read."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -175,3 +176,39 @@ def test_a_watchdog_counts_what_it_saw() -> None:
     now[0] += 3600.0  # the machine slept
     assert not dog.stuck()
     assert after(11)
+
+
+@pytest.mark.parametrize(("begun", "works", "limit"), [
+    (True, None, 30), (False, None, 240), (True, "calls", 240), (True, "passes", 30),
+])  # fmt: skip
+def test_a_process_that_hears_nothing_is_stuck(begun: bool, works: Any, limit: float) -> None:
+    """Whatever its model costs: a pass of this one may take a minute."""
+    now, pulse = [0.0], Pulse()
+    pulse.expect(60.0)
+    dog = Watchdog(pulse, lambda: now[0])
+
+    def after(seconds: float) -> str:
+        for _ in range(round(seconds * 4)):
+            now[0] += 0.25
+            if (found := dog.stuck(begun=begun)) is not None:
+                return found[0]
+        return ""
+
+    if works is not None:
+        pulse.works(works)
+    pulse.sent = 1
+    pulse.hears(7)
+    assert pulse.heard == 7
+    pulse.sent = 2
+    assert after(limit - 1) == ""
+    pulse.hears(0)
+    pulse.sent = 3
+    assert pulse.heard == 7
+    if works == "passes":
+        pulse.beat()
+    elif works is not None:
+        pulse.works(works)
+    assert after(limit - 1) == "", "it heard in time"
+    now[0] += 86_400.0  # the machine slept
+    assert after(0.25) == ""
+    assert after(3) in ("commands", works)

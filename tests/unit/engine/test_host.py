@@ -21,6 +21,7 @@ from specllama.cancel import Cancel
 from specllama.engine import serving
 from specllama.engine.host import EngineHost, LoadEngine
 from specllama.engine.process import last_words
+from specllama.engine.pulse import Pulse
 from specllama.engine.serving import Link
 from specllama.errors import BadGguf, EngineDied, EngineError, PromptTooLong
 from specllama.events import Event, Finished, LoadProgress, Notice, TextDelta
@@ -332,7 +333,7 @@ def test_constrained_requests_wait_apart(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr("os._exit", ends)
     parent, child = Pipe()
-    link = Link(child)
+    link = Link(child, Pulse())
     thread = threading.Thread(target=listen, daemon=True)
     thread.start()
     free, bound = GenerateParams(), GenerateParams(grammar='root ::= "a"')
@@ -353,7 +354,7 @@ def test_events_are_written_by_the_thread_that_makes_them(monkeypatch: pytest.Mo
     """To wake another one would cost more; only what follows closely waits for it."""
     monkeypatch.setattr(serving, "GATHER_S", 60.0)  # the machine is up for longer
     parent, child = Pipe()
-    link = Link(child)
+    link = Link(child, Pulse())
     link.event(1, TextDelta("a"))
     link.event(2, TextDelta("x"))
     link.event(1, TextDelta("b"))
