@@ -13,6 +13,7 @@ from specllama.errors import UsageError
 from specllama.server.refusals import not_offered, refusal, wrong
 from specllama.settings.params import CHANCES_LIMIT, SEED_DRAWN, GenerateParams, SamplingParams
 
+Names = Mapping[str, str] | None  # of fields, by the names of settings
 Bias = dict[str, float | bool] | list[tuple[int | str, float | bool]]
 
 SAMPLERS = {
@@ -175,12 +176,7 @@ _LIMITS = ("max_completion_tokens", "max_output_tokens", "n_predict", "num_predi
 
 
 def params_of(
-    body: Sampling,
-    base: GenerateParams,
-    names: Mapping[str, str] | None = None,
-    *,
-    raw: bool = False,
-    **more: Any,
+    body: Sampling, base: GenerateParams, names: Names = None, *, raw: bool = False, **more: Any
 ) -> GenerateParams:
     """Return the parameters of a request: the server's own, changed by the request's fields.
 
@@ -262,8 +258,7 @@ def _thought(body: Thought) -> tuple[str | None, str, int | None]:
         "reasoning.max_tokens": reasoning.max_tokens,
         **{name: n for name in BUDGETS if (n := getattr(body, name)) != -1},  # no limit
     }
-    name, limit = next(((n, v) for n, v in limits.items() if v is not None), ("", None))
-    return think, name, limit
+    return think, *next(((n, v) for n, v in limits.items() if v is not None), ("", None))
 
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import tomllib
 from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -60,8 +59,8 @@ class Known(msgspec.Struct, frozen=True):
     off: dict[str, Any]
 
 
-_TABLE = files("specllama.server").joinpath("fields.toml").read_text("utf-8")
-KNOWN = msgspec.convert(tomllib.loads(_TABLE), Known)
+_TABLE = files("specllama.server").joinpath("fields.toml").read_bytes()
+KNOWN = msgspec.toml.decode(_TABLE, type=Known)
 REFUSED: Mapping[str, Refused] = KNOWN.refused
 
 _Fields = dict[str, msgspec.Raw]
@@ -76,20 +75,17 @@ def refuse_known(body: bytes, kind: type) -> Mapping[str, msgspec.Raw]:
     Raises:
         Refusal: a field that is known, and not offered here, asks for something.
     """
-    fields = msgspec.json.decode(body, type=_Fields)
-    _refuse(fields, kind)
-    if "options" in fields and "options" in getattr(kind, "__struct_fields__", ()):  # of Ollama
-        _refuse(msgspec.json.decode(fields["options"], type=_Fields | None) or {}, kind)
-    return fields
-
-
-def _refuse(fields: _Fields, kind: type) -> None:
     honoured = getattr(kind, "__struct_fields__", ())
-    for name in fields:
+    fields = msgspec.json.decode(body, type=_Fields)
+    known = [*fields.items()]
+    if "options" in fields and "options" in honoured:  # of Ollama
+        known += (msgspec.json.decode(fields["options"], type=_Fields | None) or {}).items()
+    for name, raw in known:
         if name in REFUSED and name not in honoured:
-            value = msgspec.json.decode(fields[name])
+            value = msgspec.json.decode(raw)
             if value is not None and REFUSED[name].asks(value):
                 raise not_offered(name, REFUSED[name].why, name)
+    return fields
 
 
 NAMING = frozenset({"model", "keep_alive", "ttl", "draft_model", "stream"})
