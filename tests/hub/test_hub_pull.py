@@ -517,7 +517,7 @@ def test_offline_pull_only_says_what_is_here(hub: FakeHub, monkeypatch: pytest.M
     run("pull", REPO)
     count = len(hub.requests)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert "is here" in run("pull", REPO).stderr
+    assert "is already here" in run("pull", REPO).stderr
     assert len(hub.requests) == count
 
 
