@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -374,3 +375,13 @@ def test_events_are_written_by_the_thread_that_makes_them(monkeypatch: pytest.Mo
     assert not writing.is_alive()
     parent.close()
     child.close()
+
+
+def test_the_temporary_folder_holds_nothing_of_an_engine_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So nothing is left, whichever process is killed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with EngineHost(ScriptedRecipe()) as host:
+        assert [*host.generate("hello", PARAMS)]
+        assert [*tmp_path.iterdir()] == []
