@@ -249,15 +249,10 @@ class Engine(Closes):
     def figures(self) -> EngineFigures:
         pool, pace = self.target.pool, self._seats.pace
         return EngineFigures(
-            live=pool.held,
-            dead=pool.ghosts,
-            free=pool.room - pool.ghosts,
-            compactions=pool.compactions,
-            preemptions=self._scheduler.preemptions,
-            parked_bytes=self._seats.n_bytes,
-            pass_rows=pace.rows,
-            pass_seconds=pace.seconds,
-        )
+            live=pool.held, dead=pool.ghosts, free=pool.room - pool.ghosts,
+            compactions=pool.compactions, preemptions=self._scheduler.preemptions,
+            parked_bytes=self._seats.n_bytes, pass_rows=pace.rows, pass_seconds=pace.seconds,
+        )  # fmt: skip
 
     def chain(
         self, params: GenerateParams, seed: int, tokens: Sequence[int], position: int

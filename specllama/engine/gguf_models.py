@@ -48,23 +48,13 @@ def _shown(one: LoadedModel) -> Opened:
     kinds = options.kv_type_k, options.kv_type_v
     n_bytes = kv_bytes(header, pool.n_ctx, type_k=kinds[0], type_v=kinds[1], max_rows=pool.max_rows)
     info = ModelInfo(
-        path=str(header.path),
-        name=header.name,
-        architecture=header.architecture,
-        quantization=header.quantization,
-        n_params=model.n_params,
-        file_bytes=header.file_bytes,
-        n_ctx=pool.n_ctx,
-        n_ctx_train=model.n_ctx_train,
-        n_vocab=pool.n_vocab,
-        kv_bytes=n_bytes,
-        gpu_layers=min(model.gpu_layers, model.n_layer + 1),
-        kv_types="/".join(kinds),
-        repacked=model.repacks,
-        card=read_card(header.metadata).values,
-        sha256=header.contents or None,
-        draft_tokens=header.rows or None,
-    )
+        path=str(header.path), name=header.name, architecture=header.architecture,
+        quantization=header.quantization, n_params=model.n_params, file_bytes=header.file_bytes,
+        n_ctx=pool.n_ctx, n_ctx_train=model.n_ctx_train, n_vocab=pool.n_vocab, kv_bytes=n_bytes,
+        gpu_layers=min(model.gpu_layers, model.n_layer + 1), kv_types="/".join(kinds),
+        repacked=model.repacks, card=read_card(header.metadata).values,
+        sha256=header.contents or None, draft_tokens=header.rows or None,
+    )  # fmt: skip
     key = state_key(one) if options.kv_disk != "off" else ""
     return Opened(pool, model.vocab, info, key, (header, *one.adapters))
 
@@ -103,20 +93,13 @@ def open_models(pair: Pair, on_progress: Report, stop: Cancel) -> OpenedPair:
             whole = pair.whole or draft.header
             maker = fewer_words.DraftMaker(whole, options, target.model.vocab)
         return OpenedPair(
-            target=_shown(target),
-            draft=None if draft is None else _shown(draft),
-            translated=pair.translated,
-            exactness=exactness,
-            measure=measure,
-            layouts=None if one_layout else partial(time_layouts, target),
-            maker=maker,
-            own=own,
-            template=target.header.chat_template,
-            bos=target.model.vocab.bos_text,
-            eos=target.model.vocab.eos_text,
-            here=verdicts.name_of(verdicts.here()),
+            target=_shown(target), draft=None if draft is None else _shown(draft),
+            translated=pair.translated, exactness=exactness, measure=measure,
+            layouts=None if one_layout else partial(time_layouts, target), maker=maker, own=own,
+            template=target.header.chat_template, bos=target.model.vocab.bos_text,
+            eos=target.model.vocab.eos_text, here=verdicts.name_of(verdicts.here()),
             close=closing.pop_all().close,
-        )
+        )  # fmt: skip
 
 
 def _prepare(template: str | None) -> None:
@@ -158,20 +141,14 @@ def _load_as(
         progress(0.0)
         is_target = role == "target"
         model = llama.LlamaModel(
-            header.path,
-            embedding=Embedding(header) if header.rows else None,
-            pre=header.pre_tokenizer or "",
-            longest=header.longest_token,
-            gpu_layers="0",
+            header.path, embedding=Embedding(header) if header.rows else None,
+            pre=header.pre_tokenizer or "", longest=header.longest_token, gpu_layers="0",
             place=None if plan is None else plan.target if is_target else plan.draft,
             loras=[Adapter.read(text) for text in options.loras] if is_target else (),
-            use_mmap=options.use_mmap,
-            use_mlock=options.use_mlock,
+            use_mmap=options.use_mmap, use_mlock=options.use_mlock,
             repack=pair.repacks if is_target else options.repack != "off",
-            load_mtp=is_target and not why_not(header),
-            progress=progress,
-            stop=stop,
-        )
+            load_mtp=is_target and not why_not(header), progress=progress, stop=stop,
+        )  # fmt: skip
         closing.callback(model.close)
         shape |= {"lanes": options.parallel, "threads": threads, "max_leaves": options.max_leaves}
         pool = open_pool(model, options=own, **shape)

@@ -71,15 +71,10 @@ class SamplerChains:
         if params.constrained:
             constraint = self._guide(params)
         return SamplerChain(
-            sampling,
-            seed=seed,
-            tokens=tokens,
-            position=position,
-            breakers=breakers,
-            constraint=constraint,
-            is_end=self._vocab.is_eog,
+            sampling, seed=seed, tokens=tokens, position=position, breakers=breakers,
+            constraint=constraint, is_end=self._vocab.is_eog,
             fills=self._fills if sampling.infill else None,
-        )
+        )  # fmt: skip
 
     def _fills(self, ids: IntArray, logits: FloatArray) -> tuple[IntArray, FloatArray]:
         vocab = self._vocab
@@ -215,19 +210,13 @@ def load(opening: OpeningPair) -> Loaded:
         chains.read_vocabulary()
     kernels = pool.kernels
     info = EngineInfo(
-        target=opened.target.info,
-        draft=None if opened.draft is None else opened.draft.info,
-        **_exactness(opened.exactness, pool),
-        device="CPU" if kernels.on_cpu else "GPU",
-        threads=kernels.threads,
-        flash_attn=kernels.flash != "off",
-        here=opened.here,
+        target=opened.target.info, draft=None if opened.draft is None else opened.draft.info,
+        **_exactness(opened.exactness, pool), device="CPU" if kernels.on_cpu else "GPU",
+        threads=kernels.threads, flash_attn=kernels.flash != "off", here=opened.here,
         load_ms=(perf_counter() - opening.begun) * 1e3,
-        has_chat_template=opened.template is not None,
-        methods=method.menu(drafters[0].facts),
-        lanes=lanes,
-        reads_ahead=lanes == 1 and not pool.forgets,
-    )
+        has_chat_template=opened.template is not None, methods=method.menu(drafters[0].facts),
+        lanes=lanes, reads_ahead=lanes == 1 and not pool.forgets,
+    )  # fmt: skip
     idle = options.idle_bytes(info.n_bytes)
     kv_ram = idle if options.parallel > 1 or options.kv_ram is not None else 0
     info = replace(info, idle_bytes=kv_ram)
@@ -237,19 +226,12 @@ def load(opening: OpeningPair) -> Loaded:
         return replace(info, **_exactness(opened.measure(report), pool))
 
     return Loaded(
-        info=info,
-        slots=slots,
-        prompting=Prompting(vocab, opened.template, opened.bos, opened.eos),
-        chains=chains,
-        windows=windows,
-        stop=opening.stop,
-        measured=measured,
-        layouts=None if windows.profile.costs.other else opened.layouts,
-        maker=opened.maker,
-        kv_ram=kv_ram,
-        shelf=_shelf(opened, own, options.kv_disk, idle),
-        close=opened.close,
-    )
+        info=info, slots=slots,
+        prompting=Prompting(vocab, opened.template, opened.bos, opened.eos), chains=chains,
+        windows=windows, stop=opening.stop, measured=measured,
+        layouts=None if windows.profile.costs.other else opened.layouts, maker=opened.maker,
+        kv_ram=kv_ram, shelf=_shelf(opened, own, options.kv_disk, idle), close=opened.close,
+    )  # fmt: skip
 
 
 def _exactness(found: Exactness, pool: Pool) -> dict[str, Any]:

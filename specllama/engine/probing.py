@@ -91,20 +91,14 @@ def kernel_key(one: LoadedModel) -> dict[str, Any]:
     """Return everything that chooses kernels."""
     model, target, options = one.model, one.pool, one.options
     return {
-        **verdicts.circumstances(one.header),
-        "repack": model.repacks,
-        "gpu_layers": model.gpu_layers,
-        "threads": target.kernels.threads,
-        "flash_attn": target.kernels.flash,
-        "alike": target.kernels.any_width,
-        "kv": [options.kv_type_k, options.kv_type_v],
-        "mmap": options.use_mmap,
-        "rows": target.max_rows,
-        "leaves": target.max_leaves,
-        "placement": str(options.place),
+        **verdicts.circumstances(one.header), "repack": model.repacks,
+        "gpu_layers": model.gpu_layers, "threads": target.kernels.threads,
+        "flash_attn": target.kernels.flash, "alike": target.kernels.any_width,
+        "kv": [options.kv_type_k, options.kv_type_v], "mmap": options.use_mmap,
+        "rows": target.max_rows, "leaves": target.max_leaves, "placement": str(options.place),
         "text": [str(part) for part in (options.loras, options.rope_scale)],
         "groups": options.exact != "off",
-    }
+    }  # fmt: skip
 
 
 def _measure(one: LoadedModel, report: Report) -> Exactness:
@@ -154,15 +148,9 @@ def _measure(one: LoadedModel, report: Report) -> Exactness:
     far = model.n_bytes <= FAR_BYTES
     try:
         found = probe.probe(
-            lane,
-            watch,
-            fill,
-            trained=model.n_ctx_train,
-            far=far,
-            widths=widths,
-            all_threads=pool.take_all_threads,
-            told=told,
-        )
+            lane, watch, fill, trained=model.n_ctx_train, far=far, widths=widths,
+            all_threads=pool.take_all_threads, told=told,
+        )  # fmt: skip
     finally:
         model.drop(pool)
     # a pass that is watched takes other times, and conversations have the target's lanes

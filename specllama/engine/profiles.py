@@ -362,15 +362,10 @@ class Windows:
         if plan is not None:
             profile.costs.target.expect(plan.measured)
         return Policy(
-            profile.learned(band(params)),
-            profile.costs,
-            profile.ledger,
-            draft_max=limit,
+            profile.learned(band(params)), profile.costs, profile.ledger, draft_max=limit,
             peek=rule_of(params.verify, greedy=params.sampling.temperature == 0.0).peek,
-            tokens=params.max_tokens,
-            steps=self.steps,
-            on_finish=profile.save,
-        )
+            tokens=params.max_tokens, steps=self.steps, on_finish=profile.save,
+        )  # fmt: skip
 
     def baseline(self, depth: int) -> Baseline | None:
         """Return the time of a plain step after N tokens, None before one was timed."""

@@ -342,16 +342,9 @@ def _packed(text: ParkedText, keys: StateKeys) -> tuple[bytes, list[Bytes]] | No
             heads.append((name, key, tuple(described)))
             parts += [a.data.cast("B") if a.size else b"" for a in arrays.values()]
     head = _Head(
-        keys.target,
-        _hidden(text.held.scope),
-        text.held.inexact_from,
-        text.held.read,
-        text.held.ends,
-        about,
-        tuple(beside),
-        tuple(heads),
-        tuple(len(part) for part in parts),
-    )
+        keys.target, _hidden(text.held.scope), text.held.inexact_from, text.held.read,
+        text.held.ends, about, tuple(beside), tuple(heads), tuple(len(part) for part in parts),
+    )  # fmt: skip
     return msgspec.msgpack.encode(head), parts
 
 

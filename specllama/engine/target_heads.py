@@ -264,14 +264,9 @@ class OwnLayers:
             )
         model = target.load(header, use_mlock=options.use_mlock)
         pool = open_pool(
-            model,
-            lanes=options.parallel,
-            n_ctx=target.pool.n_ctx,
-            max_rows=1,
-            threads=target.threads,
-            options=options,
-            any_width=False,
-        )
+            model, lanes=options.parallel, n_ctx=target.pool.n_ctx, max_rows=1,
+            threads=target.threads, options=options, any_width=False,
+        )  # fmt: skip
         if options.threads is None:
             pool.choose_threads()
         return pool
