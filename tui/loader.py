@@ -16,7 +16,7 @@ from textual.message import Message
 from specllama.backend.cores import usable_cores
 from specllama.backend.this_machine import this_machine
 from specllama.engine.host import EngineFactory, EngineHost, HostLike
-from specllama.errors import ModelUnavailable, as_ours
+from specllama.errors import ModelUnavailable, SpecllamaError, as_ours
 from specllama.events import Event, Loading, Notice
 from specllama.interface import EngineInfo, EngineLike
 from specllama.models.judgement import Machine

@@ -229,8 +229,9 @@ def _say_where_nothing_is_kept() -> None:
     with suppress(SpecllamaError):  # no home at all: the command says so where it needs one
         folders = (paths.data_dir(), paths.rounds_dir(), paths.profiles_dir(), paths.states_dir())
         names = ("conversations", "logs", "measurements", "states of models")
+        whole = paths.barred(folders[0])
         for name, folder in zip(names, folders, strict=True):
-            lost.setdefault(paths.barred(folder), []).append(name)
+            lost.setdefault(whole or paths.barred(folder), []).append(name)
     lost.pop("", None)
     for why, these in lost.items():
         diagnostics.warn(

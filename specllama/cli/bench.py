@@ -28,6 +28,7 @@ from specllama.cli.options import (
     settings_options,
     temperatures_option,
 )
+from specllama.cli.output import examples
 from specllama.cli.progress import Bar
 from specllama.errors import UsageError
 from specllama.settings.params import PROPOSERS
@@ -42,17 +43,6 @@ if TYPE_CHECKING:
     from specllama.settings.params import GenerateParams
 
     Start = dict[str, Callable[[], Profile] | None]
-
-
-EPILOG = """\b
-Examples:
-  specllama bench run                                the model used last
-  specllama bench run -m t.gguf -d d.gguf --slice code --temperature 0
-  specllama bench run --against http://127.0.0.1:8000   beside a running vLLM
-  specllama bench run --proposer draft --proposer tree  methods side by side
-  specllama bench run --json > report.json           every run, with versions
-"""
-
 
 # Columns of a report by name, those with titles of their own here, and the width below which a
 # terminal has no room for one.
@@ -72,7 +62,7 @@ USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "prompts",
          "max_tokens", "repetitions", "temperatures", "urls", "as_json", "set")  # fmt: skip
 
 
-@command.command("run", cls=GroupedCommand, epilog=EPILOG, usual=USUAL)
+@command.command("run", cls=GroupedCommand, epilog=examples()["bench-run"], usual=USUAL)
 @prompts_option
 @click.option("--slice", "slices", multiple=True,
               help="Only prompts of these kinds: chat, code, rag, json; or schema: replies that "

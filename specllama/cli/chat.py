@@ -19,6 +19,7 @@ from specllama.cli.options import (
     resolve,
     settings_options,
 )
+from specllama.cli.output import examples
 from specllama.errors import UsageError
 from specllama.settings.config_file import Settings
 from specllama.settings.duration import seconds
@@ -27,29 +28,12 @@ from specllama.store.sessions import SessionStore
 if TYPE_CHECKING:
     from specllama.remote.address import Address
 
-EPILOG = """\b
-Examples:
-  specllama chat                           the pair opened last
-  specllama chat -m tiny                   the bundled pair
-  specllama chat -m qwen3-8b --system "Answer in one sentence."
-  specllama chat --resume                  continue the last conversation
-  specllama chat --remote http://box:8000  another engine: vLLM, Ollama, …
-  specllama chat --remote http://box:11434 --remote-model qwen3:8b
-  specllama chat --plain                   line by line, for screen readers
-  printf 'Hi\\nAnd again\\n' | specllama chat  every line is a turn
-
-In a plain chat, /help lists the commands; a \\ at the end of a line or a pair of
-\"\"\" makes a message of several lines; Ctrl-C stops a reply and keeps it, Ctrl-D
-leaves.
-"""
-
-
 USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "temperature", "seed",
          "system", "think", "speculate", "resume", "plain", "unstored", "remote",
          "set")  # fmt: skip
 
 
-@click.command("chat", cls=GroupedCommand, epilog=EPILOG, usual=USUAL)
+@click.command("chat", cls=GroupedCommand, epilog=examples()["chat"], usual=USUAL)
 @settings_options("read-ahead", "idle-unload", "kv-disk")
 @remote_options
 @grouped(

@@ -12,6 +12,7 @@ import click
 from specllama.cli import completion, output
 from specllama.cli.listing import Column, context, json_option, note, number, picked, show_table
 from specllama.cli.options import LOADING, GroupedCommand, grouped, resolve, settings_options
+from specllama.cli.output import examples
 from specllama.errors import CannotLoad, PairIncompatible, SpecllamaError, UsageError
 from specllama.text import count, size
 
@@ -21,16 +22,8 @@ if TYPE_CHECKING:
     from specllama.models.judgement import DraftFinding, Judgement
     from specllama.settings.params import EngineOptions
 
-EPILOG = """\b
-Examples:
-  specllama pair tiny                          the bundled pair
-  specllama pair qwen3-8b                      every draft, here or to pull
-  specllama pair target.gguf draft.gguf        one draft in detail
-  specllama pair target.gguf drafts/ --json    every file below a folder
-"""
 
-
-@click.command("pair", cls=GroupedCommand, epilog=EPILOG)
+@click.command("pair", cls=GroupedCommand, epilog=examples()["pair"])
 @click.argument("target", required=False, shell_complete=completion.models)
 @click.argument("drafts", nargs=-1, shell_complete=completion.models)
 @json_option

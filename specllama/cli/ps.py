@@ -15,18 +15,12 @@ import click
 from specllama.cli import diagnostics, output
 from specllama.cli.listing import Column, context, json_option, listing, number
 from specllama.cli.options import URL, key_option, server_address
+from specllama.cli.output import examples
 from specllama.errors import SpecllamaError, UsageError
 from specllama.remote.address import Address, checked, url_of
 from specllama.remote.board import LEGEND
 from specllama.settings.duration import told
 from specllama.text import number_of, size
-
-EPILOG = """\b
-Examples:
-  specllama ps                    at OLLAMA_HOST, else http://127.0.0.1:8484
-  specllama ps http://box:11434   another server that knows Ollama's /api/ps
-  specllama stop qwen3-8b         unload one of them
-"""
 
 
 def usual() -> str:
@@ -60,7 +54,7 @@ def _idle(model: Mapping[str, Any]) -> str:
     return told(model["idle_seconds"]) if "idle_seconds" in model else ""
 
 
-@click.command("ps", epilog=EPILOG)
+@click.command("ps", epilog=examples()["ps"])
 @click.argument("url", default=usual)
 @key_option
 @json_option

@@ -27,6 +27,7 @@ from specllama.cli.options import (
     resolve,
     settings_options,
 )
+from specllama.cli.output import examples
 from specllama.errors import SpecllamaError, UsageError
 from specllama.files import read_bounded
 from specllama.interface import EngineLike, Message
@@ -38,28 +39,12 @@ if TYPE_CHECKING:
 
 WAITS_S = 1.0  # input that takes longer is named
 
-EPILOG = """\b
-Examples:
-  specllama run "What is a draft model?"
-  git diff | specllama run "Review this change."      both: input, then prompt
-  specllama run -m model.gguf -d small.gguf --temperature 0 -n 200 "…"
-  specllama run --raw -n 64 -f begun.txt              goes on with a text
-  specllama run --json "…" | jq -c 'select(.type == "finish")'
-  specllama run --json-schema '{"enum": ["yes", "no"]}' "Is a draft small?"
-  specllama run --remote http://box:8000 --api-key-file key "…"
-
-The text goes to stdout, one line of statistics to stderr. Ctrl-C stops the
-reply and keeps what was written (exit status 130). A reply that ends before
-its schema or grammar is satisfied ends with exit status 1.
-"""
-
-
 USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "max_tokens", "temperature",
          "seed", "system", "think", "speculate", "json_schema", "file", "as_json", "remote",
          "set")  # fmt: skip
 
 
-@click.command("run", cls=GroupedCommand, epilog=EPILOG, usual=USUAL)
+@click.command("run", cls=GroupedCommand, epilog=examples()["run"], usual=USUAL)
 @click.argument("prompt", required=False)
 @settings_options()
 @constraint_options

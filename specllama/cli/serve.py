@@ -29,6 +29,7 @@ from specllama.cli.options import (
     resolve,
     settings_options,
 )
+from specllama.cli.output import examples
 from specllama.errors import UsageError
 from specllama.remote.address import KEY_VARIABLE
 from specllama.settings.duration import seconds
@@ -39,27 +40,8 @@ PARALLEL = 4
 USUAL = ("model", "draft_model", "ctx_size", "gpu_layers", "threads", "parallel", "host", "port",
          "api_key_file", "alias", "on_demand", "idle_unload", "speculate", "set")  # fmt: skip
 
-EPILOG = """\b
-Examples:
-  specllama serve                           the model used last, on port 8484
-  specllama serve -m qwen3-8b --parallel 8  eight conversations at once
-  specllama serve -m qwen3-8b -m gemma3-4b  two models: requests name one
-  specllama serve --on-demand               every model on this machine
-  specllama serve --host 0.0.0.0 --api-key-file keys.txt
-  specllama serve --experiment auto=50,none=50   half of the chats plain
 
-\b
-Clients:
-  OpenAI              base URL http://127.0.0.1:8484/v1
-  Anthropic, Ollama   http://127.0.0.1:8484
-  specllama           run --remote URL, chat --remote URL, top URL
-
-GET /health answers 200 once the model is loaded. Ctrl-C lets replies end
-(--drain); a second one stops at once.
-"""
-
-
-@click.command("serve", cls=GroupedCommand, epilog=EPILOG, usual=USUAL)
+@click.command("serve", cls=GroupedCommand, epilog=examples()["serve"], usual=USUAL)
 @settings_options(
     "idle-unload",
     "kv-ram",

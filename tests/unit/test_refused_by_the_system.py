@@ -14,6 +14,7 @@ import pytest
 
 from specllama import paths
 from specllama.backend import cores
+from specllama.cli import invoke
 from specllama.cli.diagnostics import explain
 from specllama.engine.profiles import Profile
 from specllama.errors import CannotLoad, DoesNotFit, EngineError, UsageError, as_ours
@@ -159,3 +160,16 @@ def test_a_store_in_memory_keeps_nothing(tmp_path: Path) -> None:
     with SessionStore.open(tmp_path / "sessions.db") as sound:
         assert sound.keeps
         assert not sound.lacks
+
+
+def test_a_full_disk_is_one_warning_of_a_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["log", "path"]) == 0
+    assert "nothing can be kept" not in capsys.readouterr().err
+    paths.private_folder(paths.profiles_dir())
+    monkeypatch.setattr(shutil, "disk_usage", _full)
+    assert invoke(["log", "path"]) == 0
+    said = capsys.readouterr().err
+    assert said.count("nothing can be kept") == 1
+    assert all(word in said for word in ("is full", "conversations", "logs", "measurements"))
