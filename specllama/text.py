@@ -59,17 +59,8 @@ class WordCount:
             self._inside = not piece[-1].isspace()
 
 
-_BIDI_NAMES = {
-    0x202A: "LRE",
-    0x202B: "RLE",
-    0x202C: "PDF",
-    0x202D: "LRO",
-    0x202E: "RLO",
-    0x2066: "LRI",
-    0x2067: "RLI",
-    0x2068: "FSI",
-    0x2069: "PDI",
-}
+_BIDI_NAMES = dict(enumerate(["LRE", "RLE", "PDF", "LRO", "RLO"], 0x202A))
+_BIDI_NAMES |= enumerate(["LRI", "RLI", "FSI", "PDI"], 0x2066)
 
 
 def _visible() -> dict[int, str]:

@@ -18,22 +18,10 @@ from specllama.errors import CannotLoad, EngineError
 
 # Pre-tokenizers whose regular expression llama.cpp matches with hand-written code; the others go
 # through std::regex, which recurses once per character and overflows the stack on long runs.
-_SAFE_PRE = frozenset(
-    {
-        "gpt-2",
-        "llama-bpe",
-        "llama3",
-        "llama-v3",
-        "qwen2",
-        "qwen35",
-        "gemma4",
-        "command-r",
-        "smollm",
-        "olmo",
-        "chatglm-bpe",
-        "glm4",
-    }
-)
+_SAFE_PRE = {
+    "gpt-2", "llama-bpe", "llama3", "llama-v3", "qwen2", "qwen35", "gemma4", "command-r", "smollm",
+    "olmo", "chatglm-bpe", "glm4",
+}  # fmt: skip
 _GUARD = "\x01"
 # llama.cpp counts from the start of its list for every special token that it finds in a text
 _CROWD = 1000

@@ -207,6 +207,7 @@ def _plan(settings: Settings, options: EngineOptions) -> list[DoctorLine]:
         name, _, said = line.partition(": ")
         checks.append(info(name, said))
     checks += [info("faster", said) for said in _faster(pair)]
+    checks += [warn("cache", options.coarse_cache)] if options.coarse_cache else []
     try:
         pair.require_fit(anyway=True)
         checks.append(ok("RAM needed", size(pair.need(pair.n_ctx).required)))

@@ -312,8 +312,8 @@ class Engine(Closes):
         if any(not 0 <= (bad := id) < n for id in params.sampling.logit_bias):
             raise UsageError(f"logit_bias: token {bad} is outside the vocabulary of {n}")
         seed = params.seed if params.seed is not None else secrets.randbelow(SEED_DRAWN)
-        position = prepared.position
-        chain = loaded.chains.chain(params, seed, prepared.ids, position, prepared.limit)
+        ids, position, limit = prepared.ids, prepared.position, prepared.limit
+        chain = loaded.chains.chain(params, seed, ids, position, limit, prepared.reader)
         clock.tokenized = perf_counter()
         return Ready(params, seed, prepared, chain, clock, stable)
 

@@ -136,7 +136,8 @@ def open_gguf(
     from specllama.engine.gguf_pair import read_pair
 
     pair = read_pair(target, draft, options)
-    for topic, told in (("trial", trial.untold()), ("settings", pair.not_followed())):
+    wrong = [*pair.not_followed(), *filter(None, (options.coarse_cache,))]
+    for topic, told in (("trial", trial.untold()), ("settings", wrong)):
         for said in told:
             on_progress(Notice(said, "warning", topic))
     from specllama.engine.gguf_models import open_models

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
+from itertools import groupby
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ from specllama.backend.exactness import Exactness
 from specllama.cancel import Cancel
 from specllama.engine.opening import OpeningPair
 from specllama.engine.profiles import Windows, open_profile
-from specllama.engine.prompting import Prompting
+from specllama.engine.prompting import Prompting, ThoughtLimit
 from specllama.engine.remedies import ROWS
 from specllama.engine.shelf import Shelf, StateKeys
 from specllama.engine.slot import Slot
@@ -27,6 +29,7 @@ from specllama.grammar.guide import Guides
 from specllama.grammar.source import source_of
 from specllama.interface import EngineInfo
 from specllama.models.contents import SHORT, Check
+from specllama.replies.thoughts import Reader
 from specllama.settings.params import BREAKERS_LIMIT, GenerateParams, disk_bytes
 from specllama.speculative.drafting import method
 from specllama.speculative.drafting.drafter import Drafter
@@ -57,10 +60,14 @@ class SamplerChains:
         seed: int,
         tokens: Sequence[int],
         position: int,
-        constraint: Constraint | None = None,
+        limit: ThoughtLimit | None = None,
+        reader: Reader | None = None,
     ) -> SamplerChain:
-        """Return a sampler chain after ``tokens``, for the token at ``position`` of the noise;
-        ``constraint`` applies if there is no grammar."""
+        """Return a sampler chain after ``tokens``, for the token at ``position`` of the noise.
+
+        Args:
+            limit: of the reply's thought. reader: of the reply; a grammar holds behind its thought.
+        """
         sampling = params.sampling
         if params.ignore_eos:
             bias = {**self._all_eog, **sampling.logit_bias}
@@ -68,8 +75,11 @@ class SamplerChains:
         breakers: frozenset[int] = frozenset()
         if sampling.dry_multiplier > 0:
             breakers = frozenset().union(*map(self._breaking, sampling.dry_sequence_breakers))
+        constraint: Constraint | None = limit
         if params.constrained:
-            constraint = self._guide(params)
+            constraint = self._guide(params, reader)
+            if limit is not None:
+                limit.guide, constraint = constraint, limit
         return SamplerChain(
             sampling, seed=seed, tokens=tokens, position=position, breakers=breakers,
             constraint=constraint, is_end=self._vocab.is_eog,
@@ -93,7 +103,7 @@ class SamplerChains:
                     ),
                 )
 
-    def _guide(self, params: GenerateParams) -> Constraint:
+    def _guide(self, params: GenerateParams, reader: Reader | None) -> Constraint:
         if params.json_schema is not None:
             source = source_of("schema", params.json_schema)
         elif params.regex is not None:
@@ -102,7 +112,22 @@ class SamplerChains:
             source = source_of("grammar", params.grammar or "")
         self.read_vocabulary()
         assert self._guides is not None
+        if reader is not None:
+            source = source.behind(reader.spelling.marks.rules(reader.thinking, self._spelled))
         return self._guides.guide(source)
+
+    def _spelled(self, text: str) -> str:
+        """Write a template's text in Lark: where it has tokens, these tokens alone are meant."""
+        vocab, out = self._vocab, []
+        ids = vocab.tokenize(text, add_special=False, parse_special=True, after_text=True)
+        if b"".join(vocab.piece(t, special=True) for t in ids) != text.encode():
+            return json.dumps(text)  # the vocabulary cannot say it
+        for special, run in groupby(ids, lambda token: vocab.special(token) is not None):
+            if special:
+                out += [f"<[{token}]>" for token in run]
+            else:
+                out.append(json.dumps(b"".join(map(vocab.piece, run)).decode("utf-8", "replace")))
+        return " ".join(out)
 
     def _breaking_now(self, text: str) -> frozenset[int]:
         """Return the tokens that contain a text."""

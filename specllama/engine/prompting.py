@@ -38,12 +38,13 @@ from specllama.cancel import Cancel
 from specllama.engine.bounds import require_size
 from specllama.errors import UsageError
 from specllama.interface import Message, Prompt, ToolSyntax
-from specllama.replies.marks import Marks, derive, switch
+from specllama.replies.marks import Marks, asks, derive, switch
 from specllama.replies.segments import Rendered, Segment, render
 from specllama.replies.thoughts import Reader, Spelling, reader
 from specllama.replies.tool_calls import syntax_of
 from specllama.settings.params import GenerateParams, template_arguments
 from specllama.speculative.noise import reply_position
+from specllama.speculative.sampling import Constraint
 from specllama.text_history import common_prefix
 
 _LIKE_CONTROL = re.compile(r"<[|｜].*[|｜]>")
@@ -80,6 +81,9 @@ class ThoughtLimit:
         reader: at the place in the reply where the first token comes.
         limit: tokens of thoughts that may still come.
         closing: tokens that stand between a thought and its answer.
+
+    Attributes:
+        guide: a grammar that holds as well.
     """
 
     def __init__(self, reader: Reader, limit: int, closing: Sequence[int]) -> None:
@@ -88,14 +92,16 @@ class ThoughtLimit:
         self._closing = tuple(closing)
         self._forced: int | None = None
         self._tail = b""
+        self.guide: Constraint | None = None
         self._look()
 
     def allowed(self, ids: IntArray) -> npt.NDArray[np.bool_]:
-        if self._forced is None:
-            return np.ones(len(ids), np.bool_)
-        return np.asarray(ids == self._closing[self._forced])
+        found = np.ones(len(ids), np.bool_) if self.guide is None else self.guide.allowed(ids)
+        return found if self._forced is None else found & (ids == self._closing[self._forced])
 
     def accept(self, token: int) -> None:
+        if self.guide is not None:
+            self.guide.accept(token)
         if self._forced is not None:
             self._forced += 1
             if self._forced == len(self._closing):
@@ -114,11 +120,15 @@ class ThoughtLimit:
     def fork(self) -> ThoughtLimit:
         other = copy(self)
         other._reader = self._reader and self._reader.fork()
+        other.guide = self.guide and self.guide.fork()
         return other
 
-    def ahead(self, most: int, habits: dict[bytes, dict[bytes, float]]) -> list[tuple[int, float]]:
-        left = () if self._forced is None else self._closing[self._forced :]
-        return [(token, 1.0) for token in left[:most]]
+    def ahead(
+        self, most: int, habits: dict[bytes, dict[bytes, float]]
+    ) -> Sequence[tuple[int, float]]:
+        if self._forced is None:
+            return [] if self.guide is None else self.guide.ahead(most, habits)
+        return [(token, 1.0) for token in self._closing[self._forced :][:most]]
 
     def _look(self) -> None:
         """Force the end once the budget is used up, but not within a character."""
@@ -260,13 +270,14 @@ class Prompting:
         replies = [message for message in messages[:-1] if message.role == "assistant"]
         position = reply_position(len(replies), max(begun, 0))
         notices = tuple(filter(None, (rendered.notice, why)))
-        if params.constrained:
-            return Prepared(ids, position, notices)
         marks = rendered.marks
         if marks not in self._spellings:
             self._spellings[marks] = Spelling(marks, self.vocab)
         one = reader(self._spellings[marks], rendered.state)
         one.resume(rendered.begun)
+        thinks = one.thinking or (one.undecided and marks.known and _asks_for_thought(params))
+        if params.constrained and not thinks:
+            return Prepared(ids, position, notices)
         return Prepared(ids, position, notices, one, self._limit(rendered, one, params))
 
     def _encoded(self, segments: Sequence[Segment]) -> list[int]:
@@ -314,10 +325,10 @@ class Prompting:
         """Return the variables of the template; True if an empty thought must replace its switch;
         and the user's wishes that cannot be granted.
 
-        A grammar leaves no room for thoughts.
+        What has to fit a grammar is thought about only if somebody asks for that.
         """
         think = params.think
-        if think == "auto" and params.constrained:
+        if params.constrained and not _asks_for_thought(params):
             think = "off"
         given = template_arguments(params.template_args)
         if self.template is None:
@@ -336,6 +347,13 @@ class Prompting:
 
     def _tokens(self, text: str) -> list[int]:
         return self.vocab.tokenize(text, add_special=False, parse_special=True, after_text=True)
+
+
+def _asks_for_thought(params: GenerateParams) -> bool:
+    """True if a request wants thoughts, in its own field or in variables of the template."""
+    if params.think == "auto":
+        return asks(template_arguments(params.template_args))
+    return params.think != "off"
 
 
 def encode_segments(

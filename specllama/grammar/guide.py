@@ -405,9 +405,9 @@ def text_ahead(matcher: Any, single: int, layout: JsonLayout, habits: Habits, mo
     """
     text = Forced()
     while len(text.data) < most and not matcher.is_error():
-        new: bytes = matcher.compute_ff_bytes()
+        new, token, _ = matcher.compute_ff_bytes().partition(_NO_TEXT)
         if not new:
-            if matcher.validate_tokens([single + _FREE]):
+            if token or matcher.validate_tokens([single + _FREE]):
                 break
             visible, white = _next(matcher, single)
             if not visible and not white:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import islice
 from typing import Any, Literal
@@ -77,6 +77,11 @@ class Source:
             f"{self._name} takes too much work to follow here: {_said(why)}",
             "write it with fewer optional and repeated parts beside each other",
         )
+
+    def behind(self, rules: str) -> Source:
+        """Return this grammar for a text that follows another one, by the rule ``before``."""
+        answer = self.lark.removeprefix(f"{_HEAD}start")
+        return replace(self, lark=f"{_HEAD}start: before answer\n{rules}\nanswer{answer}")
 
     @property
     def _name(self) -> str:

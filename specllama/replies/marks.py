@@ -18,7 +18,7 @@ template that renders another prompt for it reads it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -37,6 +37,10 @@ _QUESTION, _THOUGHT, _ANSWER = "qv7wkz", "tv3hxk", "av9wmp"
 _TAG = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 _NAMED = r"</?[^<>\s/'\"]*(?i:think|thought|reason)[^<>\s'\"]*>|\[/?THINK\]|<\|channel>thought"
 _THINKING = re.compile(_NAMED)
+_CLOSES = re.compile(r"/|END|end|close")
+_BEGIN_AND_END = (
+    ("START", "END"), ("BEGIN", "END"), ("start", "end"), ("begin", "end"), ("open", "close"),
+)  # fmt: skip
 _CUT_AT = re.compile(rf"""['"]({_NAMED})['"]""")  # in the source of a template
 
 
@@ -70,6 +74,32 @@ class Marks:
     def lead(self) -> str:
         """The mark that begins an answer after ``close``, "" for most."""
         return self.closing.partition(self.close)[2].strip()
+
+    def rules(self, opened: bool, spell: Callable[[str], str]) -> str:
+        """Write in Lark, as ``before``, what may stand before an answer that has to fit a grammar:
+        a thought of any words, the marks around it, empty lines.
+
+        Args:
+            opened: the thought has begun already.
+            spell: writes a text of the template in Lark.
+        """
+        names = ("open", "close", "header", "alone", "lead")
+        open, close, header, alone, lead = (spell(getattr(self, name).strip()) for name in names)
+        shut = re.sub(r"[!-/:;=?@\[-`{-~]", r"\\\g<0>", self.close).replace("\n", r"\n")
+        words, ended = f"/(?s:.*)/ & ~/(?s:.*){shut}(?s:.*)/", "WORDS"
+        if close.startswith("<["):
+            ended = f"(WORDS? {close})"
+        else:
+            words = f"({words}) {close}"
+        if self.header:
+            thought = f"{ended} {header}"
+            rest = f"({open} {thought})* {alone}"
+            before = f"{thought} {rest}" if opened else rest
+        else:
+            before = f"{ended} gap {f'({lead} gap)?' if self.lead else ''}"
+            if not opened:
+                before = f"({open} {before}{f' | {alone} gap' if self.alone.strip() else ''})?"
+        return f'before: {before}\nWORDS: {words}\ngap: line{{0,4}}\nline: /[ \\t\\r]/{{0,8}} "\\n"'
 
     def state(self, tail: str) -> bool | None:
         """Return whether the text at a prompt's end opened a thought (True), closed it (False) or
@@ -209,10 +239,14 @@ class MarkProbe:
                     inside, closed, behind = text[at.end() :].partition(close)
                     if closed and not inside.strip():
                         return _given(at[0], close, inside, behind if behind.isspace() else "")
-        for tag in [tag for text in prompts for tag in _THINKING.findall(text)]:
-            for close in _closings(tag):
-                if close in self._template:
-                    return _given(tag, close, "\n", "")
+        for text in prompts:
+            for tag in _THINKING.findall(text):
+                closings = [close for close in _closings(tag) if close in self._template]
+                # the prompt may end in a thought that the template itself never closes
+                if text.rstrip().endswith(tag) and not _CLOSES.search(tag):
+                    closings += _closings(tag)
+                if closings:
+                    return _given(tag, closings[0], "\n", "")
         for tag in _CUT_AT.findall(self._template):
             if tag.startswith(("</", "[/")):
                 return _given(tag.replace("/", "", 1), tag, "\n", "")
@@ -243,19 +277,20 @@ def _tails(text: str) -> Iterator[str]:
 
 
 def _closings(open: str) -> Iterator[str]:
-    """Yield the marks that may close a thought opened like this."""
+    """Yield the marks that may close a thought opened like this, the likeliest first."""
     if open.startswith("["):
         yield "[/" + open[1:]
         return
     if not open.startswith("<"):
         return
-    yield "</" + open[1:]
-    for begin, end in (("START", "END"), ("BEGIN", "END"), ("start", "end"), ("open", "close")):
+    for begin, end in _BEGIN_AND_END:
         if begin in open:
             yield open.replace(begin, end, 1)
     if match := re.match(r"<\|(\w+)>", open):
         yield f"<{match[1]}|>"
-    yield open.replace("<|", "<|/", 1)
+    if open.startswith("<|"):
+        yield open.replace("<|", "<|/", 1)
+    yield "</" + open[1:]
 
 
 _SWITCHES: tuple[tuple[str, Any, Any], ...] = (  # name, on, off
@@ -267,6 +302,13 @@ _SWITCHES: tuple[tuple[str, Any, Any], ...] = (  # name, on, off
     ("reasoning_effort", "high", "no_think"),
 )
 _STRENGTHS = ("reasoning_effort", "thinking_effort", "reasoning_strength")
+
+
+def asks(variables: Variables) -> bool:
+    """True if variables of a template turn its thoughts on."""
+    off = {False, None, "", *(off for _, _, off in _SWITCHES)}
+    names = {*_STRENGTHS, *(name for name, _, _ in _SWITCHES)} & variables.keys()
+    return any(isinstance(variables[n], str | int) and variables[n] not in off for n in names)
 
 
 @lru_cache(maxsize=64)

@@ -111,6 +111,11 @@ class Reader:
         return self._place in ("opened", "thought")
 
     @property
+    def undecided(self) -> bool:
+        """True as long as both a thought and the answer may come."""
+        return self._place in ("start", "header")
+
+    @property
     def plain(self) -> bool:
         """True if a token that is no unit of its own is just text of the answer."""
         return self._place == "answer" and not self._held

@@ -1,7 +1,7 @@
 """Calls of tools in texts: how each family writes them, how they are written and read here.
 
-``SYNTAXES`` has a row for each syntax. Calls and results of earlier turns stand in a conversation
-as text, in the way of Hermes and Qwen or, where its row says so, in the model's own.
+``tool_calls.toml`` has a table for each syntax. Calls and results of earlier turns stand in a
+conversation as text, in the way of Hermes and Qwen or, where its table says so, in the model's own.
 
 Replies are read by one lenient reader, whatever family wrote them. What stands around a call
 (fences, marks of any family, a second pair of braces, a list, the wrappers of APIs) is taken off.
@@ -14,9 +14,11 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from itertools import product
 from typing import Any, NoReturn
 
@@ -30,14 +32,7 @@ OPENING, CLOSING, RESPONSE = "<tool_call>", "</tool_call>", "<tool_response>"
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """One family's way of writing calls.
-
-    Attributes:
-        looks: what its template tells the model of calls, or writes of earlier ones.
-        spell: the beginning of a call, each of its values, its end; () where calls of earlier
-            turns are written as Hermes does.
-        leads: what stands in front of a name. joins: what stands between it and its arguments.
-    """
+    """One family's way of writing calls; ``tool_calls.toml`` explains the fields."""
 
     looks: str
     spell: tuple[str, ...] = ()
@@ -45,40 +40,9 @@ class Syntax:
     joins: tuple[str, ...] = ()
 
 
-# the first whose looks are found is the template's
-SYNTAXES: Mapping[ToolSyntax, Syntax] = {
-    "xml": Syntax(
-        r"<tool_call>\s*<function=",
-        ("<tool_call>\n<function={}>\n", "<parameter={}>\n{}\n</parameter>\n",
-         "</function>\n</tool_call>"),
-    ),
-    "glm": Syntax(
-        r"<arg_key>",
-        ("<tool_call>{}\n", "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n",
-         "</tool_call>"),
-    ),
-    "minimax": Syntax(
-        r"<invoke name=",
-        ('<minimax:tool_call>\n<invoke name="{}">\n', '<parameter name="{}">{}</parameter>\n',
-         "</invoke>\n</minimax:tool_call>"),
-        joins=('">',),
-    ),
-    "kimi": Syntax(
-        r"<\|tool_call_argument_begin\|>",
-        leads=("functions.",),
-        joins=("<|tool_call_argument_begin|>",),
-    ),
-    "deepseek": Syntax(
-        r"<｜tool▁call▁begin｜>",
-        leads=("function<｜tool▁sep｜>",),
-        joins=("<｜tool▁sep｜>", "```"),
-    ),
-    "gemma": Syntax(r"<\|tool_call>call:", leads=("call:",)),
-    "mistral": Syntax(r"\[TOOL_CALLS\]", joins=("[CALL_ID]", "[ARGS]")),
-    "granite": Syntax(r"<\|tool_call\|>"),
-    "json": Syntax(r"<tool_call>(?:\s|\\n)*\{+\s*\\?[\"']name"),
-    "llama": Syntax(r"\{\"name\": function name, \"parameters\""),
-}  # fmt: skip
+_TABLES = tomllib.loads(files("specllama.replies").joinpath("tool_calls.toml").read_text("utf-8"))
+_READ: dict[str, str] = _TABLES.pop("read")
+SYNTAXES = msgspec.convert(_TABLES, dict[str, Syntax])
 
 
 def syntax_of(shown: str) -> ToolSyntax:
@@ -136,12 +100,9 @@ def respelled(message: Message, syntax: ToolSyntax) -> Message:
 
 # ---- as replies are read
 
-_WORDS = """tool tools tool_call tool_calls toolcall toolcalls tool_use tool_code function functions
-    function_call function_calls functioncall call calls python_tag action plugin invoke
-    minimax:tool_call tool_calls_section tool_request"""
-_FORMS = """<{}> </{}> [{}] [/{}] <|{}|> <|/{}|> </|{}|> <|{}> <{}|>
-    <|{}_start|> <|{}_begin|> <|{}_end|> <|start_{}|> <|end_{}|> [end_{}]"""
-_MARKS = [form.format(word) for form, word in product(_FORMS.split(), _WORDS.split())]
+_MARKS = [
+    form.format(word) for form, word in product(_READ["forms"].split(), _READ["words"].split())
+]
 _MARKS.append("</tool_response>")
 _MARK = re.compile(r"[<\[][^\s<>\[\]]{1,40}[>\]]")
 _CLOSES = re.compile(r"[<\[]\|?/|.*_end\||<\|end_|\[end_|<[\w:]+\|>")
@@ -174,13 +135,9 @@ _TAG = re.compile(
 _TAGS_END = re.compile(rf"\s*(?=</(?:\w+:)?(?:{'|'.join(_TAGGED)})>)")
 _TAGS = ("<parameter", "<arg_key>", *(f"</{word}>" for word in (*_TAGGED, "minimax:tool_call")))
 
-_NAMES = ("name", "function", "tool", "tool_name", "function_name", "recipient_name", "action")
-_ARGUMENTS = ("arguments", "parameters", "input", "args", "params", "kwargs", "tool_input",
-              "tool_args", "tool_arguments", "action_input", "function_args")  # fmt: skip
-_WRAPPERS = ("function", "function_call", "function_calls", "tool_call", "tool_calls", "tool_uses",
-             "calls")  # fmt: skip
-_BESIDE = ("id", "type", "index", "call_id", "tool_call_id", "role", "content", "status",
-           "thought", "thoughts", "reason", "reasoning", "explanation")  # fmt: skip
+_NAMES, _ARGUMENTS, _WRAPPERS, _BESIDE = (
+    _READ[name].split() for name in ("names", "arguments", "wrappers", "beside")
+)
 _KEYS = (*_NAMES, *_ARGUMENTS, *_WRAPPERS, *_BESIDE)
 
 _QUOTES = ('"""', '"', "'", '<|"|>')

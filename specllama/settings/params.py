@@ -522,6 +522,18 @@ class EngineOptions:
         is set, as much as the pair takes with its contexts, and at most 1 GiB."""
         return min(model_bytes, 1 << 30) if self.kv_ram is None else self.kv_ram << 20
 
+    @property
+    def coarse_cache(self) -> str:
+        """A warning about a cache in which some models write rubbish; "" without need."""
+        kind = self.kv_type_k
+        if not kind.startswith(("q4", "q5", "iq4")):
+            return ""
+        return (
+            f"the K half of the cache is {kind}, which is too coarse for some models: in tries, "
+            "Qwen2.5-Coder 1.5B wrote rubbish with it, and SmolLM2 135M and Gemma 3 270M chose "
+            "other words now and then. --cache-type-k q8_0 is safe; the V half may stay as it is"
+        )
+
     def batch(self, *, on_gpu: bool) -> int:
         """Return the prompt tokens per pass. On a CPU a pass can be cancelled only between its
         operations, and these take longer with more rows."""

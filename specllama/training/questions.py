@@ -45,21 +45,9 @@ CODE = frozenset({
     ".ml", ".pl", ".html", ".css", ".toml", ".yaml", ".yml",
 })  # fmt: skip
 
-# by what a piece is: kinds, and what is asked
-WAYS = {
-    "prose": (
-        ("question", "Read this text and ask and answer the question that it raises:\n\n{x}"),
-        ("prose", "Continue this text in its own style:\n\n{x}"),
-        ("edit", "Rewrite this text so that it is easier to read:\n\n{x}"),
-        ("list", "List the main points of this text:\n\n{x}"),
-    ),
-    "code": (
-        ("question", "Explain what this code does:\n\n```\n{x}\n```"),
-        ("code", "Continue this code:\n\n```\n{x}\n```"),
-        ("edit", "Rewrite this code so that it is easier to read, and keep what it does:\n\n{x}"),
-        ("code", "Write tests for this code:\n\n```\n{x}\n```"),
-    ),
-}
+WAYS: dict[str, list[tuple[str, str]]] = tomllib.loads(
+    files("specllama.training").joinpath("ways.toml").read_text("utf-8")
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,14 @@
 """Thoughts and answers: split right for every family, however the reply arrives, and put together
 again as the model wrote it. The templates are small ones in the way of each family."""
 
+import json
 import random
+import re
 from itertools import pairwise
 from pathlib import Path
 
 import ggufs
+import numpy as np
 import pytest
 from engines import FakeContext, engine_over
 from hypothesis import given, settings
@@ -25,6 +28,7 @@ from specllama.replies.segments import render
 from specllama.replies.thoughts import Messages, Spelling, reader
 from specllama.settings.params import GenerateParams, template_arguments
 from specllama.speculative.drafting.draft_model import ChainDrafter
+from specllama.speculative.drafting.forced import ForcedDrafter
 
 
 def chat(user: str, reply: str, ask: str) -> str:
@@ -96,6 +100,9 @@ FAMILIES = {
         "<|begin|>assistant<|content|>{{ m.content }}<|end|>",
         "<|begin|>assistant",
     ),
+    "tags that are only opened": chat(
+        "<|u|>{{ m.content }}<|e|>", "<|a|>{{ m.content }}<|e|>", "<|a|>\n<think>\n"
+    ),
     "words": chat(
         "<|user|>\n{{ m.content }}\n",
         f"<|bot|>\n{{% if {LAST} %}}{{{{ thought }}}}\n[BEGIN ANSWER]\n{{% endif %}}"
@@ -133,6 +140,28 @@ def test_what_is_derived() -> None:
     assert (gemma.open, gemma.close) == ("<|channel>thought", "<channel|>")
     assert derive(FAMILIES["words"]).close == "[BEGIN ANSWER]"
     assert derive(FAMILIES["control tokens"]).lead == "<|START_TEXT|>"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "close"),
+    [
+        ("<think>\n", "</think>"),
+        ("\n<think>", "</think>"),
+        (" <think> \n\n", "</think>"),
+        ("[THINK]", "[/THINK]"),
+        ("<seed:think>\n", "</seed:think>"),
+        ("<|START_THINKING|>", "<|END_THINKING|>"),
+        ("<|begin_of_thought|>\n", "<|end_of_thought|>"),
+        ("<|channel>thought\n", "<channel|>"),
+    ],
+)
+def test_a_mark_that_the_prompt_leaves_open_is_known_though_nothing_closes_it(
+    prompt: str, close: str
+) -> None:
+    marks = derive(chat("<|u|>{{ m.content }}", "<|a|>{{ m.content }}", f"<|a|>{prompt}"))
+    assert (marks.open, marks.close, marks.known) == (prompt.strip(), close, True)
+    if close == "</think>":  # what only closes one opens none
+        assert derive(chat("{{ m.content }}", "{{ m.content }}", "<|a|></think>\n")) is USUAL
 
 
 def test_a_template_that_prints_lists_has_no_marks() -> None:
@@ -392,5 +421,81 @@ def test_a_continued_thought_goes_on_token_for_token(tmp_path: Path) -> None:
                 assert first.reasoning + rest.reasoning == whole.reasoning
                 assert first.text + rest.text == whole.text
             assert sum(isinstance(e, RoundDone) for e in events) == first.rounds
+    finally:
+        model.close()
+
+
+# ---- thoughts before an answer that has to fit a grammar
+
+PET = {
+    "type": "object",
+    "properties": {"pet": {"enum": ["cat", "cow"]}, "age": {"type": "integer", "maximum": 99}},
+    "required": ["pet", "age"],
+    "additionalProperties": False,
+}
+FITS = re.compile(r'\{\s*"pet"\s*:\s*"(cat|cow)"\s*,\s*"age"\s*:\s*-?\d+\s*\}')
+
+
+@pytest.mark.parametrize("family", ["tags, opened in the prompt", "tags that are only opened",
+                                    "tags, every reply", "control tokens"])  # fmt: skip
+@pytest.mark.parametrize("kind", [ggufs.CONTROL, ggufs.USER_DEFINED, None])
+def test_a_schema_holds_behind_the_thought_with_and_without_drafts(
+    tmp_path: Path, family: str, kind: int | None
+) -> None:
+    marks = derive(FAMILIES[family])
+    text = "".join((marks.opening, marks.closing, marks.alone, marks.header))
+    special = sorted(set(re.findall(r"<[^<>\s]+>", text)))
+    model = a_model(tmp_path / "m.gguf", [] if kind is None else special, kind or ggufs.CONTROL)
+    try:
+        vocab = model.vocab
+        table = FakeTable(vocab.n_tokens, sharpness=4.0)
+        other = FakeTable(vocab.n_tokens, seed=9, of=table, agreement=0.8)
+        draft = ChainDrafter(FakeContext(other, n_ctx=512), n_vocab=vocab.n_tokens)
+        engine = engine_over(
+            FakeContext(table, n_ctx=512),
+            vocab=vocab,
+            drafters={"draft": draft, "forced": ForcedDrafter()},
+            template=FAMILIES[family],
+        )
+        question = [Message("user", "the model?")]
+        wish = {"json_schema": json.dumps(PET), "max_tokens": 160, "think": "on"}
+        for budget in (0, 7, None):
+            wish["think_budget"] = budget
+            _, plain = run(engine, question, **wish, speculate=False)
+            for proposer in ("draft", "forced"):
+                _, drafted = run(engine, question, **wish, proposer=proposer)
+                assert plain.token_ids == drafted.token_ids
+                assert (plain.reasoning, plain.text) == (drafted.reasoning, drafted.text)
+            if budget is None and plain.reason == "length":  # nothing ends the thought
+                continue
+            assert FITS.fullmatch(plain.text), plain
+        again = {**wish, "think": "auto", "think_budget": None}
+        _, bound = run(engine, question, **again, speculate=False)
+        assert (bound.reasoning, bool(FITS.fullmatch(bound.text))) == ("", True)
+    finally:
+        model.close()
+
+
+def test_a_schema_holds_in_the_last_of_several_messages(tmp_path: Path) -> None:
+    model = a_model(tmp_path / "harmony.gguf", MARKED, ggufs.CONTROL)
+    try:
+        vocab = model.vocab
+        engine = engine_over(
+            FakeContext(FakeTable(vocab.n_tokens)), vocab=vocab, template=FAMILIES["harmony"]
+        )
+        params = GenerateParams(json_schema=json.dumps(PET), think="high", seed=1)
+        it = engine.prepare([Message("user", "the model?")], params).chain.constraint
+        assert it is not None
+        written = (
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final"
+            '<|message|>{"pet": "cow", "age": 7}<|return|>'
+        )
+        every = np.arange(vocab.n_tokens)
+        return_ = vocab.tokenize("<|return|>", add_special=False, parse_special=True)[0]
+        for token in vocab.tokenize(written, add_special=False, parse_special=True):
+            allowed = it.allowed(every)
+            assert allowed[token], vocab.piece(token, special=True)
+            assert token == return_ or not allowed[return_], "the reply ends behind its answer"
+            it.accept(token)
     finally:
         model.close()

@@ -271,3 +271,13 @@ def test_adapters(text: str, path: str, scale: float) -> None:
 def test_adapters_that_are_none(text: str) -> None:
     with pytest.raises(UsageError, match="adapter"):
         EngineOptions(loras=(text,))
+
+
+@pytest.mark.parametrize(
+    ("k", "v", "warns"),
+    [("q4_0", "q4_0", True), ("iq4_nl", "auto", True), ("q5_1", "f16", True),
+     ("q8_0", "q4_0", False), ("auto", "q4_0", False), ("bf16", "bf16", False)],
+)  # fmt: skip
+def test_a_k_cache_that_is_too_coarse_for_some_models_is_named(k: str, v: str, warns: bool) -> None:
+    said = EngineOptions(kv_type_k=k, kv_type_v=v).coarse_cache
+    assert (k in said and "q8_0" in said) if warns else said == ""
