@@ -13,7 +13,7 @@ arrived is kept, even if the generator is closed, the engine fails or the proces
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
@@ -66,7 +66,8 @@ class Session:
         self._launched_system = system
         self._open = OpenSession(store, system, {})
         self._notices_told = 0
-        self._walked: int | None = None  # the message whose versions are being looked through
+        self._taken: list[int] = []  # where the path ended before each turn that was taken back
+        self._writing: Callable[[], tuple[int, int, StoredMessage]] | None = None
         self._seed_chosen = False  # in the settings, since the last reply
 
     # ---- what it is
@@ -205,8 +206,24 @@ class Session:
         asked = next((n for n in reversed(path) if self._tree.role(n) == "user"), None)
         if asked is None:
             raise UsageError("there is nothing to undo")
+        taken = [*self._taken, self._tree.leaf]
         self._choose(self._tree.parents[asked])
+        self._taken = taken
         return self._tree.messages[asked].content
+
+    @property
+    def taken_back(self) -> bool:
+        """True if ``redo`` can bring back a turn: nothing was written or chosen since."""
+        return bool(self._taken)
+
+    def redo(self) -> str:
+        """Bring back the turn that ``undo`` took back last; return its question."""
+        if not self._taken:
+            raise UsageError("there is nothing to bring back")
+        at, (*taken, leaf) = len(self._tree.path), self._taken
+        self._choose(leaf)
+        self._taken = taken
+        return self.messages[at].content
 
     def edit(self, index: int, text: str, *, cancel: Cancel | None = None) -> Iterator[Event]:
         """Write another version of message ``index`` (from 0).
@@ -227,27 +244,27 @@ class Session:
 
     def show_version(self, index: int | None, step: int) -> int:
         """Choose the version before (-1) or after (1) of message ``index``, with the newest
-        messages after it. By default of the message whose versions were shown last, else of the
-        last one that has several. Returns the index.
+        messages after it. By default go from each version of the conversation to the one that
+        was written before or after it: a turn that was taken back, then the versions of the last
+        message, then those of the ones before. Returns the index of the message that changed.
 
         Raises:
             UsageError: there is none.
         """
+        tree, before = self._tree, self._tree.path
         if index is None:
-            index = self._walked
-        if index is None:
-            places = range(len(self._tree.path))
-            index = max((i for i in places if self.version(i)[1] > 1), default=None)
-        if index is None:
-            raise UsageError("there is no other version yet")
-        number = self._tree.number(index)
-        versions = self._tree.versions(self._tree.parents[number])
-        to = versions.index(number) + step
-        if not 0 <= to < len(versions):
-            raise UsageError("there is no " + ("later" if step > 0 else "earlier") + " version")
-        self._choose(self._tree.end_of(versions[to]))
-        self._walked = index
-        return index
+            to = tree.beside(step)
+        else:
+            number = tree.number(index)
+            versions = tree.versions(tree.parents[number])
+            at = versions.index(number) + step
+            to = tree.end_of(versions[at]) if 0 <= at < len(versions) else None
+        if to is None:
+            which = ("later" if step > 0 else "earlier") if tree.several else "other"
+            raise UsageError(f"there is no {which} version" + (" yet" if which == "other" else ""))
+        self._choose(to)
+        pairs = enumerate(zip(before, tree.path, strict=False))
+        return next((i for i, (old, new) in pairs if old != new), min(len(before), len(tree.path)))
 
     def clear(self) -> None:
         """Begin a new conversation; the old one stays in the store.
@@ -269,12 +286,18 @@ class Session:
 
     def _continue(self, one: OpenSession) -> None:
         self._open = one
-        self._walked = self.last = None
+        self.last = None
+        self._taken = []
         self._lent = {}
         self._params = with_changes(self._launched, one.chosen)
 
     def export(self, form: Literal["md", "json"] = "md") -> str:
-        return self._open.export(form, self._params)
+        """Write the conversation; a reply that is being written is in it as far as it came."""
+        writing, tree = self._writing, self._tree.copy()
+        number, after, reply = writing() if writing is not None else (0, 0, None)
+        if reply is not None and (reply.content or reply.reasoning):
+            tree.put(number, after, reply)
+        return self._open.export(form, self._params, tree)
 
     def close(self) -> None:
         """Close the round log; the engine and the store belong to the caller."""
@@ -338,6 +361,7 @@ class Session:
                 None if end is None else end.seams,
             )
 
+        self._writing = lambda: (number, after, reply())
         try:
             for event in self._events(owned(self, params), cancel, begun):
                 new = told.take(event)
@@ -354,6 +378,7 @@ class Session:
                 before = refused[1]
             raise
         finally:
+            self._writing = None
             # an empty reply counts: roles must alternate
             if told.text or told.reasoning or told.whole:
                 self._put(number, after, reply())
@@ -398,11 +423,11 @@ class Session:
             yield from engine.generate(some, params, cancel=cancel)
 
     def _put(self, number: int, after: int, message: StoredMessage) -> None:
-        self._walked = None
+        self._taken = []
         self._open.put(number, after, message)
 
     def _choose(self, leaf: int) -> None:
-        self._walked = None
+        self._taken = []
         self._open.choose(leaf)
 
     def _store_notices(self) -> Iterator[Notice]:

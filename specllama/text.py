@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Iterable
 
 
@@ -41,6 +42,19 @@ def _shown_bytes(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error("specllama.bytes", _shown_bytes)
+_BYTES = r"<[0-9A-F]{2}(?: [0-9A-F]{2})*>"
+_RUN = re.compile(rf"{_BYTES}(?:\0?{_BYTES})+")
+
+
+def whole(pieces: Iterable[str]) -> list[str]:
+    """Join the bytes of characters that several tokens share (see ``spelled``): each character
+    stands where its first byte does."""
+
+    def read(run: re.Match[str]) -> str:
+        raw = bytes.fromhex(re.sub("[<>\0]", " ", run[0]))
+        return spelled(raw) + "\0" * run[0].count("\0")
+
+    return _RUN.sub(read, "\0".join(piece.replace("\0", "␀") for piece in pieces)).split("\0")
 
 
 class WordCount:

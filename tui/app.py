@@ -15,10 +15,10 @@ import os
 import signal
 from collections.abc import Callable
 from functools import partial
-from inspect import isawaitable
+from inspect import iscoroutinefunction
 from typing import ClassVar
 
-from textual import on, work
+from textual import events, on, work
 from textual.actions import parse
 from textual.binding import Binding, BindingType
 
@@ -37,11 +37,11 @@ from specllama.tui import advice, clipboard, keymap
 from specllama.tui.bridge import Clock, FlushPace, monotonic
 from specllama.tui.downloads import Download, Downloads, DownloadTold
 from specllama.tui.loader import EngineLoader, Pair, lasting_pair
-from specllama.tui.messages import ActionAsked, EngineFailed, EngineGone, EngineLoading, EngineReady
+from specllama.tui.messages import EngineFailed, EngineGone, EngineLoading, EngineReady
 from specllama.tui.pages import PagedApp
 from specllama.tui.screens.chat_screen import ChatScreen
 from specllama.tui.screens.page import Page
-from specllama.tui.widgets.above_prompt import DownloadLine
+from specllama.tui.widgets.prompt import types
 from specllama.tui.widgets.welcome import first_real
 
 QUIT_WITHIN_S = 1.5
@@ -220,7 +220,7 @@ class SpecllamaApp(PagedApp):
     @on(EngineLoading)
     @on(EngineReady)
     @on(EngineFailed)
-    async def _engine_told(self, told: EngineLoading | EngineReady | EngineFailed) -> None:
+    def _engine_told(self, told: EngineLoading | EngineReady | EngineFailed) -> None:
         self.loader.apply(told)
         match told:
             case EngineLoading() if self.loader.ready:  # it is measured while it rests
@@ -236,20 +236,20 @@ class SpecllamaApp(PagedApp):
                 while self.loader.warned:
                     words = self.loader.warned.pop()
                     self.notify(words, severity="warning", timeout=20, markup=False)
-                await self.chat.engine_ready(told.info)
+                self.chat.call_next(self.chat.engine_ready, told.info)
             case EngineFailed():
                 if told.kept:
                     self.options = self._loaded_options
-                await self.chat.engine_failed(told)
+                self.chat.call_next(self.chat.engine_failed, told)
         for screen in self.screen_stack:
             if isinstance(screen, Page):
                 screen.engine_told(told)
 
     @on(EngineGone)
-    async def _engine_gone(self, gone: EngineGone) -> None:
+    def _engine_gone(self, gone: EngineGone) -> None:
         """Show that the engine died while idle: a reply that is cut off shows it itself."""
         if self.loader.ready and not self.chat.busy and self.loader.host.death is gone.error:
-            await self._engine_told(EngineFailed(gone.error))
+            self._engine_told(EngineFailed(gone.error))
 
     @property
     def methods(self) -> tuple[MethodInfo, ...]:
@@ -259,8 +259,7 @@ class SpecllamaApp(PagedApp):
 
     @on(DownloadTold)
     def _download_told(self, told: DownloadTold) -> None:
-        for line in self.chat.query(DownloadLine):
-            line.told()
+        self.chat.download_line.told()
         for screen in self.screen_stack:
             screen.post_message(told)
         over = told.over
@@ -294,7 +293,7 @@ class SpecllamaApp(PagedApp):
     def _use(self, download: Download) -> None:
         assert download.target is not None
         self.downloads.forget(download.ref)
-        self.chat.query_one(DownloadLine).told()
+        self.chat.download_line.told()
         # the first real model goes on showing guesses; others need not be forced to draft
         if self.session.lent and download.ref != catalog.FIRST:
             self.session.lend(None)
@@ -303,18 +302,27 @@ class SpecllamaApp(PagedApp):
 
     # ------------------------------------------------------------------ actions
 
-    @on(ActionAsked)
-    async def _run_asked(self, event: ActionAsked) -> None:
-        await self.action_ask(event.action)
+    async def on_event(self, event: events.Event) -> None:
+        """Pass on an event, to a page once it is built. What is typed in the chat goes to the
+        prompt wherever the focus is."""
+        sent = isinstance(event, events.InputEvent | events.Paste) and not event.is_forwarded
+        if sent and self.screen_stack:
+            await self.screen._mounted_event.wait()
+        typed = isinstance(event, events.Paste) or (isinstance(event, events.Key) and types(event))
+        if typed and not event.is_forwarded and self._chat is not None and self._chat.is_current:
+            self._chat.set_focus(self._chat.prompt)
+        await super().on_event(event)
 
-    async def action_ask(self, action: str) -> None:
-        """Run the action of a keymap row, here or in the chat."""
+    def action_ask(self, action: str) -> None:
+        """Run the action of a keymap row, here or in the chat. Of what takes its time there, one
+        ends before the next begins."""
         _, name, words = parse(action)
-        done = (getattr(self, f"action_{name}", None) or getattr(self.chat, f"action_{name}"))(
-            *words
-        )
-        if isawaitable(done):
-            await done
+        where = self if hasattr(self, f"action_{name}") else self.chat
+        run = getattr(where, f"action_{name}")
+        if iscoroutinefunction(run):
+            where.call_next(run, *words)
+        else:
+            run(*words)
 
     @work(thread=True, exit_on_error=False, group="copy")
     def copy_text(self, text: str) -> None:

@@ -7,7 +7,7 @@ Whatever reads headers may take a while and belongs in a thread.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -141,11 +141,17 @@ def judged_target(row: ChoiceRow, options: EngineOptions, machine: Machine) -> C
     return replace(row, size=told, fits=not judged.shortage, reason=judged.shortage)
 
 
-def draft_rows(target: ChoiceRow, options: EngineOptions, here: str = "") -> list[ChoiceRow]:
+def draft_rows(
+    target: ChoiceRow,
+    options: EngineOptions,
+    here: str = "",
+    tell: Callable[[list[ChoiceRow]], object] = lambda rows: None,
+) -> list[ChoiceRow]:
     """List the drafts for a target on this machine: the best, none at all, then every candidate.
 
     Args:
         here: see ``EngineInfo``; what drafts of a model is told, too.
+        tell: takes the list as far as it came, after each candidate.
 
     Raises:
         SpecllamaError: the target cannot be read.
@@ -153,10 +159,14 @@ def draft_rows(target: ChoiceRow, options: EngineOptions, here: str = "") -> lis
     assert target.path is not None
     head = read_header(target.path)
     check_loadable(head)
-    found = judgement.candidates(target.path, target.ref, [])
-    order = judgement.order(judgement.examine(head, one, options) for one in found)
-    rows = [_finding(finding, options, here) for finding in order]
-    return [*_best(target, rows), none_row(), *rows]
+    tell(listed := [none_row()])
+    found, rows = list[judgement.DraftFinding](), dict[str, ChoiceRow]()
+    for one in judgement.candidates(target.path, target.ref, []):
+        found.append(judgement.examine(head, one, options))
+        rows[one.ref] = _finding(found[-1], options, here)
+        known = [rows[finding.ref] for finding in judgement.order(found)]
+        tell(listed := [*_best(target, known), none_row(), *known])
+    return listed
 
 
 def none_row() -> ChoiceRow:

@@ -75,10 +75,13 @@ ACTIONS: tuple[Action, ...] = (
     Action("chat.think", "", "think", "Thoughts on/off",
            "Whether, or how hard, the model thinks: /think on, off, low, medium, high or auto",
            "think", words=THINK),
-    Action("chat.edit_last", "", "edit_last", "Edit last",
-           "Change the last question and send it again", "edit"),
-    Action("chat.undo", "", "undo", "Undo turn",
-           "Take back the last question and its reply; the question returns to the prompt", "undo"),
+    Action("chat.reseed", "alt+r", "retry('new')", "New seed",
+           "Write the last reply again with another seed"),
+    Action("chat.edit", "", "edit", "Edit", "Change the last question and send it again", "edit"),
+    Action("chat.undo", "alt+u", "undo", "Undo turn",
+           "Take back the last question and its reply; Ctrl+Z brings them back", "undo"),
+    Action("chat.thought", "alt+t", "thought", "Thought", "Fold or unfold the last thought",
+           "thought"),
     Action("chat.version_back", "alt+left", "version(-1)", "Former version",
            "What was written before this question was edited or this reply written again"),
     Action("chat.version_on", "alt+right", "version(1)", "Later version",
@@ -86,6 +89,8 @@ ACTIONS: tuple[Action, ...] = (
     Action("chat.copy", "ctrl+o", "copy", "Copy",
            "Copy the last reply; /copy code its last code block, /copy chat the conversation",
            "copy", words=("code", "chat")),
+    Action("chat.copy_code", "alt+o", "copy('code')", "Copy code",
+           "Copy the last code block of the last reply"),
     Action("app.export", "ctrl+s", "export", "Save",
            "Save the conversation to a file, or a page as a picture; /export json, /export svg",
            "export", priority=False, words=("md", "json", "svg")),
@@ -94,6 +99,7 @@ ACTIONS: tuple[Action, ...] = (
            "Show live figures", "figures"),
     Action("app.quit", "ctrl+q", "quit", "Quit", "Leave; the conversation is kept", "quit"),
 )  # fmt: skip
+ON_MESSAGE = ("chat.retry", "chat.reseed", "chat.copy", "chat.copy_code")
 _COMMAND = re.compile(r"/[A-Za-z][A-Za-z_-]*")
 SLASH = {action.slash: action for action in ACTIONS if action.slash}
 
@@ -110,13 +116,17 @@ def bindings() -> list[Binding]:
 def chat_bindings() -> list[Binding]:
     """Return the bindings of the chat's footer; other screens show their own keys.
     ``Action.footer`` is the width it needs."""
-    return [
-        Binding(
-            a.keys, f"listed({a.action!r}, {a.footer})", a.label, show=True, id=a.id, priority=True
-        )
-        for a in ACTIONS
-        if a.footer is not None
-    ]
+    return [_listed(a, a.footer) for a in ACTIONS if a.footer is not None]
+
+
+def message_bindings() -> list[Binding]:
+    """Return what the footer shows of the keys that act on the message in focus."""
+    return [_listed(a, 0) for a in ACTIONS if a.id in ON_MESSAGE]
+
+
+def _listed(action: Action, columns: int) -> Binding:
+    asked = f"screen.listed({action.action!r}, {columns})"
+    return Binding(action.keys, asked, action.label, show=True, id=action.id, priority=True)
 
 
 def slash_command(text: str) -> Action | None:

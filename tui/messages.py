@@ -61,13 +61,6 @@ class RecordGrew(Message, bubble=False):
 
 
 @dataclass
-class ActionAsked(Message):
-    """A slash command, a choice in the palette or a key on a message: run by the app or chat."""
-
-    action: str
-
-
-@dataclass
 class PromptSubmitted(Message):
     """A message to send, with its large pastes."""
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from textual.app import SystemCommand
 from textual.screen import Screen
+from textual.widgets._toast import ToastRack
 
 from specllama.errors import SpecllamaError
 from specllama.files import write_new
@@ -26,7 +27,6 @@ from specllama.text import sanitize_line
 from specllama.tui import clipboard
 from specllama.tui.keymap import ACTIONS
 from specllama.tui.loader import Pair
-from specllama.tui.messages import ActionAsked
 from specllama.tui.record import Record
 from specllama.tui.screens.chat_screen import ChatScreen
 from specllama.tui.screens.page import Page
@@ -68,7 +68,7 @@ class PagedApp(ThemedApp):
         if self.options.repack == "auto":
             how = "off" if target.repacked else "on"
         self.options = replace(self.options, repack=cast("Repacking", how))
-        words = "texts are equal up to rounding. Alt+L goes back or on"
+        words = "texts are equal up to rounding. Alt+L loads the other layout again"
         self.notify(f"Loading the weights again, --repack {how}: {words}", timeout=8)
         self.action_reload()
 
@@ -83,6 +83,7 @@ class PagedApp(ThemedApp):
             except SpecllamaError as error:
                 self.notify(error.message, severity="error", markup=False)
                 return
+            self.chat.take_back_queue()
             self.chat.params_changed()
             await self.chat.show_conversation()
 
@@ -97,11 +98,11 @@ class PagedApp(ThemedApp):
 
         def answered(path: str | None) -> None:
             if path == "" or (path and self._saved(Path(path).expanduser(), session.export())):
-                self.chat.call_next(then)
+                self.chat.when_idle(then)
 
         def ask() -> None:
             if not store.lacks or session.messages in ([], self._exported):
-                self.chat.call_next(then)
+                self.chat.when_idle(then)
                 return
             from specllama.tui.screens.unkept_screen import UnkeptScreen
 
@@ -111,6 +112,7 @@ class PagedApp(ThemedApp):
         self.chat.when_idle(ask)
 
     async def _new_chat(self) -> None:
+        self.chat.take_back_queue()
         self.chat.session.clear()
         self.chat.session.system = self.prefs.system_prompt
         self.chat.params_changed()
@@ -124,7 +126,7 @@ class PagedApp(ThemedApp):
         from specllama.tui.widgets.race_tables import choices
 
         def asked(action: str) -> Callable[[], object]:
-            return partial(self.post_message, ActionAsked(action))
+            return partial(self.run_action, f"ask({action!r})")
 
         for one in ACTIONS:
             help = f"{one.help} ({one.keys})" if one.keys else one.help
@@ -149,13 +151,6 @@ class PagedApp(ThemedApp):
 
     def action_show(self, page: str) -> None:
         getattr(self, f"show_{page}")()
-
-    def action_inspect_at(self, index: int) -> None:
-        records = self.chat.records
-        self.show_inspector(records.get(index) or records.get(index + 1))
-
-    def action_race_at(self, index: int) -> None:
-        self.show_race(index)
 
     def open(self, screen: Screen[Any], then: Callable[[Any], None] | None = None) -> None:
         """Open a page; one that was opened with another function key gives way."""
@@ -185,16 +180,18 @@ class PagedApp(ThemedApp):
         of_page = None if here is self.chat else keys
         self.open(HelpScreen(texts, of_page, self.prefs.keys, server=server))
 
-    def show_inspector(self, record: Record | None = None) -> None:
-        """Open the rounds of a reply: of the given one, else of the one being written, else of the
-        last."""
+    def show_inspector(self) -> None:
+        """Open the rounds of a reply: of the one in focus, else of the one being written, else of
+        the last."""
         from specllama.tui.screens.inspector_screen import InspectorScreen
 
         chat = self.chat
         if self._tells_no_rounds():
             return
-        others = [r for _, r in sorted(chat.records.items(), reverse=True) if r.rounds]
-        first = chat.live_record if record is None else record if record.rounds else None
+        here, records = chat.here, chat.records
+        asked = None if here is None else records.get(here.index) or records.get(here.index + 1)
+        others = [r for _, r in sorted(records.items(), reverse=True) if r.rounds]
+        first = chat.live_record if here is None else asked if asked and asked.rounds else None
         found = next(filter(None, [first, *others]), Record("nothing generated yet"))
         self.open(InspectorScreen(found, follow=found.live))
 
@@ -205,9 +202,9 @@ class PagedApp(ThemedApp):
             self.notify(words, markup=False)
         return loader.foreign
 
-    def show_race(self, index: int | None = None, *, tab: str = "race") -> None:
-        """Open the page that shows whether drafting pays, on the question at or before message
-        ``index``."""
+    def show_race(self, *, tab: str = "race") -> None:
+        """Open the page that shows whether drafting pays, on the question of the message in focus,
+        else on the last one."""
         from specllama.tui.screens.race_screen import RaceScreen
 
         chat, session = self.chat, self.chat.session
@@ -219,7 +216,7 @@ class PagedApp(ThemedApp):
             return
         if self._tells_no_rounds():
             return
-        asked = chat.question_before(index)
+        asked = chat.question_before(None if chat.here is None else chat.here.index)
         head = [Message("system", session.system)] if session.system else []
         screen = RaceScreen(
             chat.board,
@@ -278,7 +275,7 @@ class PagedApp(ThemedApp):
         if isinstance(self.screen, SettingsScreen):
             self.screen.go_to(at)
             return
-        chat, loader = self.chat, self.chat.loader
+        chat, loader, view = self.chat, self.chat.loader, self.prefs.view
         loaded = None if loader.info is None else loader.info.target
 
         def changed(settings: SheetValues | None) -> None:
@@ -291,6 +288,8 @@ class PagedApp(ThemedApp):
                 if loader.possible:
                     self.action_reload()
             self.save_prefs()
+            if self.prefs.view != view:
+                chat.call_next(chat.show_as, self.prefs.view)
             self.theme = self.prefs.theme
             self.redraw()
 
@@ -307,6 +306,15 @@ class PagedApp(ThemedApp):
             changed,
         )
 
+    def _picture(self) -> str:
+        """Draw the page on top without what only passes over it."""
+        toasts = self.screen.query(ToastRack).set(display=False)
+        self.screen._refresh_layout()
+        picture = self.export_screenshot(title="specllama")
+        toasts.set(display=True)
+        self.screen._refresh_layout()
+        return picture
+
     def action_export(self, how: str = "") -> None:
         """Save the conversation to a new file, or a picture of the page on top."""
         session, screen = self.chat.session, self.screen
@@ -314,7 +322,7 @@ class PagedApp(ThemedApp):
         try:
             if how == "svg":
                 title = f"specllama {type(screen).__name__.removesuffix('Screen')}"
-                text = self_contained(self.export_screenshot(title="specllama"))
+                text = self_contained(self._picture())
             else:
                 title, text = session.title, session.export(cast(Literal["md", "json"], how))
         except SpecllamaError as error:

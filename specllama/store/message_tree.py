@@ -61,6 +61,9 @@ class Tree:
     parents: dict[int, int] = field(default_factory=dict)
     leaf: int = START
 
+    def copy(self) -> Tree:
+        return Tree(dict(self.messages), dict(self.parents), self.leaf)
+
     @property
     def path(self) -> list[int]:
         """The numbers of the chosen messages, first to last."""
@@ -131,6 +134,27 @@ class Tree:
         while found := self.versions(number):
             number = found[-1]
         return number
+
+    @property
+    def several(self) -> bool:
+        """True if the chosen path is not the only one."""
+        return any(path != self.path for path in self._ends())
+
+    def _ends(self) -> list[list[int]]:
+        """List the paths to the messages that nothing follows: branch by branch, oldest first."""
+        return sorted(map(self.path_to, self.messages.keys() - set(self.parents.values())))
+
+    def beside(self, step: int) -> int | None:
+        """Return the end of the branch before (-1) or after (1) the chosen path, or None.
+
+        A path that was shortened is behind all the branches that go on from it.
+        """
+        here = self.path
+        if self.versions(self.leaf):
+            here = [*here, self.free]
+        if step < 0:
+            return max((path for path in self._ends() if path < here), default=[None])[-1]
+        return min((path for path in self._ends() if path > here), default=[None])[-1]
 
     def version(self, number: int) -> tuple[int, int]:
         """Return the version of a message, from 1, and the number of its versions."""

@@ -87,13 +87,14 @@ class OpenSession:
         self.tree.leaf = leaf
         self._update(lambda store, at, seen: store.drop(at, number, leaf, seen=seen))
 
-    def export(self, form: Literal["md", "json"], params: GenerateParams) -> str:
+    def export(self, form: Literal["md", "json"], params: GenerateParams, tree: Tree) -> str:
+        """Write the conversation with these messages."""
         now = time.time()
         stored = StoredSession("", self.title, "", {}, now, now)
         with suppress(StoreError):  # where it could not be stored, what is here is all there is
             stored = self._store.get(self.id or "")
         settings = {"params": params_to_dict(params)}
-        stored = replace(stored, system=self.system, settings=settings, tree=self.tree)
+        stored = replace(stored, system=self.system, settings=settings, tree=tree)
         return to_json(stored) if form == "json" else to_markdown(stored)
 
     def _update(self, write: Callable[[SessionStore, str, float | None], float]) -> None:

@@ -51,6 +51,7 @@ def start() -> Callable[..., Any]:
         recipe: Recipe | None = None,
         wait: bool = True,
         limit_s: float = LIMIT_S,
+        toasts: bool = False,
         **options: Any,
     ) -> AsyncIterator[Driver]:
         recipe = recipe or Recipe(ScriptedEngine(list(replies) or [Reply()]))
@@ -62,7 +63,7 @@ def start() -> Callable[..., Any]:
             **options,
         )
         try:
-            async with app.run_test(size=size) as pilot:
+            async with app.run_test(size=size, notifications=toasts) as pilot:
                 driver = Driver(app, pilot, recipe.engine, limit_s)
                 await driver.until(lambda: len(app.screen_stack) > 1)
                 if wait:

@@ -18,7 +18,6 @@ from specllama.tui.screens.sessions_screen import age, date, heading, moment
 from specllama.tui.state import Preferences
 from specllama.tui.themes import DARK, LIGHT
 from specllama.tui.widgets.growing import PlainGuard, code_blocks
-from specllama.tui.widgets.message import AssistantMessage
 
 
 @pytest.mark.parametrize("name", sorted({**BUILTIN_THEMES, DARK.name: DARK, LIGHT.name: LIGHT}))
@@ -129,10 +128,9 @@ async def test_the_row_of_rounds_is_explained_where_there_is_room(
 async def test_a_folded_thought_names_its_key(start: Any) -> None:
     async with start(Reply("<think>Hm, let me see.</think>Yes.")) as d:
         await d.say("q")
-        assert "thought · 4 words · Tab, then t unfolds it" in d.shown
-        await d.press("tab", "t", until=lambda: "Hm, let me see." in d.shown)
-        assert d.app.focused is d.app.chat.query(AssistantMessage).last()
-        await d.press("t", until=lambda: "Hm, let me see." not in d.shown)
+        assert "thought · 4 words · Alt+T unfolds it" in d.shown
+        await d.press("alt+t", until=lambda: "Hm, let me see." in d.shown)
+        await d.press("alt+t", until=lambda: "Hm, let me see." not in d.shown)
 
 
 async def test_the_legend_stays_where_something_is_wrong(start: Any) -> None:

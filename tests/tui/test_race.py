@@ -280,7 +280,7 @@ async def test_a_message_is_raced_with_its_own_question(start: Any) -> None:
     async with start("One.", "Two.", params=PARAMS) as d:
         await d.say("first")
         await d.say("second")
-        await d.pilot.press("shift+tab", "up", "up", "b")
+        await d.pilot.press("shift+tab", "up", "up", "f4")
         await d.until(lambda: isinstance(d.app.screen, RaceScreen))
         screen = d.app.screen
         await d.until(lambda: not screen.racing.busy)

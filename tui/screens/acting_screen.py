@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from textual.content import Content
-from textual.widgets import Static
 
 from specllama.errors import UsageError
 from specllama.events import Event
+from specllama.replies import attach
 from specllama.tui.screens.turn_screen import EDITED, TurnScreen
-from specllama.tui.widgets.above_prompt import Waiting
 from specllama.tui.widgets.growing import code_blocks
-from specllama.tui.widgets.message import AssistantMessage, MessageView, UserMessage
+from specllama.tui.widgets.message import AssistantMessage, UserMessage
 
 USUAL_DRAFTING = {"speculate": True, "proposer": "auto", "window": "auto", "draft_max": None}
 DEMONSTRATION = 4  # guesses a round
@@ -29,6 +28,7 @@ class ActingScreen(TurnScreen):
 
     editing: int | None = None
     _before_edit = ""  # the prompt's text then
+    left = ""  # and when a turn was taken back or brought back
 
     copy_text: Callable[[str], object]
 
@@ -43,14 +43,14 @@ class ActingScreen(TurnScreen):
             self.warn(error)
             return
         if index is not None:
-            self.stop_editing(restore=False)
             self.prompt.sent()
+            self.stop_editing()
             self.when_idle(partial(self._send, text, index))
         elif loader.ready and not self.busy:
             self.prompt.sent()
             await self._send(text)
         elif loader.possible:
-            self.query_one(Waiting).put(text)
+            self.waiting.put(text)
             self.prompt.sent()
             if loader.failed or loader.resting:
                 loader.load()
@@ -63,7 +63,6 @@ class ActingScreen(TurnScreen):
         if index is None or index >= len(messages):
             index, ask = len(messages), partial(session.send, text)
         else:
-            await self.transcript.truncate(index)
             ask = partial(session.edit, index, text)
             if messages[index].role != "user":
                 await self._replace(index, ask)
@@ -77,33 +76,34 @@ class ActingScreen(TurnScreen):
         except UsageError as error:
             await self.failed(error)
             return
+        await self.transcript.truncate(index)
         now = self.session.messages[index]
-        reply = self._reply(index, now.content, reasoning=now.reasoning, foot=EDITED)
-        await self.transcript.add(reply)
-        reply.show_version(*self.session.version(index))
+        await self.transcript.add(
+            self._reply(index, now.content, reasoning=now.reasoning, foot=EDITED)
+        )
+        self.show_versions()
         self.count_context()
 
     # ------------------------------------------------------------------ the queue
 
     @property
     def queue(self) -> deque[str]:
-        return self.query_one(Waiting).texts
+        return self.waiting.texts
 
     async def send_queued(self) -> None:
         if self.queue and not self.busy and self.loader.ready:
-            await self._send(self.query_one(Waiting).take())
+            await self._send(self.waiting.take())
 
     def take_back_queue(self) -> None:
         """Put queued messages back into the prompt, before the text that is being typed there."""
         if self.queue:
-            self.prompt.put_before(self.query_one(Waiting).take_all())
+            self.prompt.put_before(self.waiting.take_all())
 
     # ------------------------------------------------------------------ replies
 
     def action_retry(self, seed: str = "") -> None:
-        self.when_idle(partial(self._retry, None, seed))
-
-    def action_retry_at(self, index: int, seed: str = "") -> None:
+        """Write the reply in focus again, else the last one."""
+        index = None if self.here is None else self.here.index
         self.when_idle(partial(self._retry, index, seed))
 
     async def _retry(self, index: int | None, seed: str) -> None:
@@ -112,7 +112,6 @@ class ActingScreen(TurnScreen):
         if asked is None:
             self.notify("There is no reply to write again yet")
             return
-        await self.transcript.truncate(asked + 1)
         again = partial(self.session.retry, asked, new_seed=seed == "new")
         await self.begin(again, self._reply(asked + 1))
 
@@ -144,6 +143,8 @@ class ActingScreen(TurnScreen):
 
     async def _undo(self) -> None:
         session = self.session
+        self.stop_editing()
+        self.take_back_queue()
         try:
             question = session.undo()
         except UsageError as error:
@@ -151,17 +152,36 @@ class ActingScreen(TurnScreen):
             return
         if session.messages:
             await self.transcript.truncate(len(session.messages))
+            self.show_versions()
             self.count_context()
         else:
             await self.show_conversation()
         if not self.prompt.text.strip():
             self.prompt.put_message(question)
+        self.left = self.prompt.full_text
+        self.notify("The turn is taken back. Ctrl+Z brings it back", timeout=6)
+
+    def action_redo(self) -> None:
+        """Bring back the turn that was taken back last."""
+        self.when_idle(self._redo)
+
+    async def _redo(self) -> None:
+        if not self.session.taken_back:
+            return
+        question = self.session.redo()
+        await self.show_conversation()
+        if self.prompt.full_text == attach.again(question)[0]:
+            self.prompt.undo()
+        self.left = self.prompt.full_text
 
     # ------------------------------------------------------------------ changes of sent messages
 
-    def action_edit_at(self, index: int) -> None:
-        messages = self.session.messages
-        if index >= len(messages):
+    def action_edit(self) -> None:
+        """Change the message in focus, else the last question, in the prompt."""
+        messages, here = self.session.messages, self.here
+        index = self.question_before() if here is None else here.index
+        if index is None or index >= len(messages):
+            self.notify("There is nothing to edit yet", timeout=2)
             return
         if self.editing is None:
             self._before_edit = self.prompt.full_text
@@ -170,28 +190,26 @@ class ActingScreen(TurnScreen):
         words = f"Editing {whose}. Enter sends a new version, Esc cancels. The old version is kept."
         if len(words) > self.size.width - 4:  # on a narrow screen the keys matter more
             words = "Editing: Enter sends, Esc cancels"
-        line = self.query_one("#editing", Static)
-        line.update(Content.assemble((words, self.ink.warn)))
-        line.display = True
+        self.editing_line.update(Content.assemble((words, self.ink.warn)))
+        self.editing_line.display = True
         self.prompt.put_message(messages[index].content)
 
-    def stop_editing(self, *, restore: bool) -> None:
-        """Stop editing; ``restore`` puts back the prompt's text from before."""
-        self.editing = None
-        self.query_one("#editing").display = False
-        if restore:
+    def stop_editing(self) -> None:
+        """Stop editing, and put back the prompt's text from before."""
+        if self.editing is not None:
+            self.editing = None
+            self.editing_line.display = False
             self.prompt.put(self._before_edit)
-
-    def action_edit_last(self) -> None:
-        if (last := self.question_before()) is not None:
-            self.action_edit_at(last)
 
     async def action_version(self, step: int) -> None:
         """Show another version of the focused message, or else of the last one that has several,
         with the messages that follow it."""
         if not self.is_current:
             return
-        view = self.focused if isinstance(self.focused, MessageView) else None
+        view = self.here
+        if view is None and step < 0 and self.session.taken_back and not self.busy:
+            await self._redo()
+            return
         try:
             if self.busy:
                 raise UsageError("a reply is being written: Esc stops it")
@@ -243,22 +261,22 @@ class ActingScreen(TurnScreen):
     # ------------------------------------------------------------------ copies
 
     def action_copy(self, what: str = "") -> None:
-        """Copy the last reply, its last code block, or the conversation."""
-        replies = [i for i, m in enumerate(self.session.messages) if m.role == "assistant"]
+        """Copy the message in focus, else the last reply; its last code block; or all."""
+        replies = [v for v in self.transcript.messages if isinstance(v, AssistantMessage)]
+        view = self.here or (replies[-1] if replies else None)
         if what == "chat":
             self.copy_text(self.session.export("md"))
-        elif not replies:
+        elif view is None:
             self.notify("There is no reply to copy yet", timeout=2)
-        elif what == "code":
-            self.action_copy_code_at(replies[-1])
-        else:
-            self.action_copy_at(replies[-1])
-
-    def action_copy_at(self, index: int) -> None:
-        self.copy_text(self.session.messages[index].content)
-
-    def action_copy_code_at(self, index: int) -> None:
-        if blocks := code_blocks(self.session.messages[index].content):
+        elif what != "code":
+            self.copy_text(view.text)
+        elif blocks := code_blocks(view.text):
             self.copy_text(blocks[0])
         else:
             self.notify("There is no code block here", timeout=2)
+
+    def action_thought(self) -> None:
+        """Fold or unfold the thought of the reply in focus, else the last one."""
+        views = [self.here, *reversed(self.transcript.messages)]
+        if not any(isinstance(view, AssistantMessage) and view.fold() for view in views):
+            self.notify("There is no thought here", timeout=2)

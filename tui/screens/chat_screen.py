@@ -10,7 +10,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.widget import Widget
-from textual.widgets import Footer, Static
+from textual.widgets import Button
 
 from specllama.bench.outcome import RaceBoard
 from specllama.errors import UsageError
@@ -24,20 +24,17 @@ from specllama.tui.bridge import FlushPace, monotonic
 from specllama.tui.downloads import Downloads
 from specllama.tui.idle import ReadingAhead, Resting
 from specllama.tui.loader import EngineLoader, files_of, loading_words
-from specllama.tui.messages import ActionAsked, EngineFailed, InkChanged, PromptSubmitted
+from specllama.tui.messages import EngineFailed, InkChanged, PromptSubmitted
 from specllama.tui.record import Record
 from specllama.tui.screens.acting_screen import ActingScreen
 from specllama.tui.screens.turn_screen import UNNAMED, unfinished
-from specllama.tui.state import VIEWS, DraftFile, Preferences, PromptHistory
-from specllama.tui.widgets.above_prompt import DownloadLine, Waiting
-from specllama.tui.widgets.drafted import RoundsRow
+from specllama.tui.state import VIEWS, Preferences
+from specllama.tui.widgets.above_prompt import DownloadLine
 from specllama.tui.widgets.inked import Keys, ThemedApp
 from specllama.tui.widgets.message import AssistantMessage, MessageView, UserMessage
-from specllama.tui.widgets.panel import LivePanel, PanelTabs
+from specllama.tui.widgets.panel import PanelTabs
 from specllama.tui.widgets.prompt import Prompt
-from specllama.tui.widgets.stats_strip import StatsStrip
-from specllama.tui.widgets.transcript import Transcript
-from specllama.tui.widgets.welcome import TopBar, Welcome, next_example
+from specllama.tui.widgets.welcome import Welcome, next_example
 
 TWICE_S = 1.5  # within which a key is pressed twice
 FLAT = 20  # rows below which the conversation needs that of the rounds
@@ -55,6 +52,7 @@ class ChatScreen(ActingScreen):
         *keymap.chat_bindings(),
         Binding("pageup", "page(-1)", "Page up", show=False, priority=True, id="chat.page_up"),
         Binding("pagedown", "page(1)", "Page down", show=False, priority=True, id="chat.page_down"),
+        Binding("ctrl+z", "redo", "Bring back", show=False, priority=True, id="chat.redo"),
         Binding("ctrl+end", "to_end", "To the end", show=False, priority=True, id="chat.to_end"),
     ]
 
@@ -71,6 +69,8 @@ class ChatScreen(ActingScreen):
         idle_s: float,
     ) -> None:
         super().__init__(session, loader, pace)
+        self.download_line = DownloadLine(downloads, id="download")
+        self.tabs, self.keys = PanelTabs(id="panel-tabs"), Keys(show_command_palette=True)
         self.downloads = downloads
         self.store = store
         self.prefs = prefs
@@ -84,31 +84,17 @@ class ChatScreen(ActingScreen):
         self._left_s = -TWICE_S  # when Esc was pressed in a prompt with text
 
     def compose(self) -> ComposeResult:
-        yield TopBar(self.loader, id="top")
-        yield PanelTabs(id="panel-tabs")
+        yield self.top_bar
+        yield self.tabs
         with Horizontal(id="talk"):
-            yield Transcript(id="transcript")
-            yield LivePanel(
-                self.strip,
-                self.shown_record,
-                lambda: self.loader.info,
-                here=not self.loader.server,
-                id="panel",
-            )
-        draft = DraftFile()
-        yield Waiting(draft, id="queue")
-        yield RoundsRow(id="rounds")
-        yield StatsStrip(self.strip, id="strip")
-        yield DownloadLine(self.downloads, id="download")
-        yield Static(id="editing", markup=False)
-        prompt = Prompt(PromptHistory(), draft, id="prompt")
-        yield prompt.attached
-        yield prompt.completions
-        yield prompt
-        yield Keys(show_command_palette=True)
+            yield self.transcript
+            yield self.panel
+        yield from (self.waiting, self.rounds_row, self.strip_line, self.download_line)
+        yield from (self.editing_line, self.prompt.attached, self.prompt.completions, self.prompt)
+        yield self.keys
 
     async def on_mount(self) -> None:
-        self.query_one("#editing").display = False
+        self.editing_line.display = False
         self.set_class(not self.prefs.show_panel, "-no-panel")
         self.strip.speculate = self.session.params.speculate
         await self.show_conversation()
@@ -118,9 +104,9 @@ class ChatScreen(ActingScreen):
         for name, holds in (("-beside", self.beside), ("-tabs", not self.beside), ("-flat", flat)):
             self.set_class(holds, name)
         # More keys need the room that the palette's takes.
-        width, footer = self.size.width, self.query_one(Footer)
-        footer.show_command_palette = 72 <= width < 100 or width >= 124
-        footer.compact = width < 72
+        width = self.size.width
+        self.keys.show_command_palette = 72 <= width < 100 or width >= 124
+        self.keys.compact = width < 72
         self.refresh_bindings()
 
     # ------------------------------------------------------------------ the conversation
@@ -128,6 +114,7 @@ class ChatScreen(ActingScreen):
     async def show_conversation(self) -> None:
         """Draw the session as it stands: after a start, a resume, a new chat, another version."""
         session = self.session
+        self.stop_editing()  # its message may be another one now
         self._known = {key: record for key, record in self._known.items() if key[0] == session.id}
         views: list[MessageView] = []
         for index, (number, message) in enumerate(session.stored.items()):
@@ -137,8 +124,8 @@ class ChatScreen(ActingScreen):
                 record, foot = self._record_of(index, number), unfinished(message)
                 shown = {"reasoning": message.reasoning, "record": record, "foot": foot}
                 views.append(self._reply(index, message.content, **shown))
-            views[-1].version = session.version(index)
         await self.transcript.fill(views, None if views else self._welcome())
+        self.show_versions()
         self.count_context()
 
     def _welcome(self) -> Widget:
@@ -160,14 +147,17 @@ class ChatScreen(ActingScreen):
         self.refresh_figures()
         self.strip.notice = "a recording" if new else ""
         if new:
-            row = self.query_one(RoundsRow)
-            row.clear()
-            row.extend(record.rounds)
+            self.rounds_row.clear()
+            self.rounds_row.extend(record.rounds)
             self.strip.demonstration = False
-            self.query_one(LivePanel).refresh()
+            self.panel.refresh()
 
     def shown_record(self) -> Record | None:
         return super().shown_record() or self._recording
+
+    @on(Button.Pressed, "#earlier")
+    async def _show_earlier(self) -> None:
+        await self.transcript.show_earlier()
 
     # ------------------------------------------------------------------ sending
 
@@ -180,7 +170,7 @@ class ChatScreen(ActingScreen):
             return
         if command is not None:
             self.prompt.sent()
-            self.post_message(ActionAsked(command.action))
+            await self.action_listed(command.action)
             return
         await self.send(event.text[event.text.startswith("//") :])
 
@@ -215,12 +205,12 @@ class ChatScreen(ActingScreen):
             cast(ThemedApp, self.app).save_prefs()
         else:
             self.toggle_class("-figures")
-            self.query_one(PanelTabs).refresh()
+            self.tabs.refresh()
 
     @on(PanelTabs.Picked)
     def _tab_chosen(self, event: PanelTabs.Picked) -> None:
         self.set_class(event.figures, "-figures")
-        self.query_one(PanelTabs).refresh()
+        self.tabs.refresh()
 
     def action_page(self, step: int) -> None:
         self.transcript.page(step)
@@ -233,7 +223,7 @@ class ChatScreen(ActingScreen):
         pressed twice."""
         prompt = self.prompt
         if self.editing is not None:
-            self.stop_editing(restore=True)
+            self.stop_editing()
         else:
             rests = self.turn is None and not self.queue
             if self.turn is not None:
@@ -254,24 +244,29 @@ class ChatScreen(ActingScreen):
             self.notify("Esc again empties the prompt", timeout=TWICE_S)
         self._left_s = now
 
-    def action_listed(self, action: str, columns: int) -> None:
-        """Pass a key of the footer that was pressed or clicked to the app."""
-        self.post_message(ActionAsked(action))
+    async def action_listed(self, action: str, columns: int = 0) -> None:
+        """Run the action of a command, or of a key in the footer that was pressed or clicked."""
+        await self.app.run_action(f"app.ask({action!r})")
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """True if a key has room in the footer, and something to do."""
+        if action == "redo":  # nothing was typed since the turn was taken back
+            typed = self.prompt.has_focus and self.prompt.full_text != self.left
+            return self.session.taken_back and not self.busy and not typed
         if action != "listed":
             return True
         own = parameters[0] != "show('models')" or not self.loader.server
         return own and self.app.size.width >= int(str(parameters[1]))
 
     async def action_cycle_view(self) -> None:
+        """Show replies in the next way, until the app is left; F8 chooses for good."""
         views = list(VIEWS)
-        self.view = self.prefs.view = views[(views.index(self.view) + 1) % len(views)]
-        cast(ThemedApp, self.app).save_prefs()
-        await self.transcript.show_as(self.view)
-        self.strip.notice = VIEWS[self.view] if self.view != "text" else ""
-        self.refresh_strip()
+        await self.show_as(views[(views.index(self.view) + 1) % len(views)])
+
+    async def show_as(self, view: str) -> None:
+        self.view = view
+        await self.transcript.show_as(view)
+        self.mark_prompt()
 
     def on_descendant_focus(self) -> None:
         if self.shown_record() is not self.strip.record:

@@ -19,17 +19,10 @@ from specllama.tui.widgets.inked import flow
 
 PALETTE = Action("app.palette", "ctrl+p", "command_palette", "Palette", "Everything, by name")
 ON_A_MESSAGE = (
-    ("up down", "go between messages, Esc back to the prompt"),
+    ("up down", "go between messages, Esc back to the prompt; what is typed goes there, too"),
     ("left right", "the version before an edit or a reply written again; the one after it"),
-    ("e", "edit and send again, or edit a reply and continue from there"),
-    ("r  s", "write the reply again, with its seed or a new one"),
-    ("c", "continue the last reply where it ended"),
-    ("y  x", "copy the message, or its last code block"),
-    ("b", "race its question: plain against drafted"),
-    ("i", "inspect it round by round"),
-    ("t", "fold or unfold its thought"),
-    ("d", "show it as drafted"),
-    ("u", "undo the last turn"),
+    ("enter", "edit and send again, or edit a reply and continue from there"),
+    ("others", "of the keys above: they act on this message instead of the last one"),
 )
 
 

@@ -31,6 +31,7 @@ from specllama.tui.screens.page import Page
 from specllama.tui.state import Preferences
 from specllama.tui.widgets.model_picker import ModelColumn
 
+COMPARING = "comparing tokenizers"
 SETTLED_S = 0.12  # a highlight that stays for so long is looked into
 
 
@@ -57,21 +58,6 @@ class ModelsScreen(Page):
         Binding("pageup", "move(-6)", "Page up", show=False, priority=True),
     ]
 
-    DEFAULT_CSS = """
-    ModelsScreen.-beside #columns { layout: horizontal; }
-    ModelsScreen.-beside #draft { border-left: solid $panel-lighten-2; }
-    #columns { height: 1fr; padding: 0 1; }
-    ModelsScreen.-stacked #draft { margin: 1 0 0 0; }
-    ModelsScreen.-stacked.-short ModelColumn { height: 1; margin: 0; }
-    ModelsScreen.-stacked.-short ModelColumn Input,
-    ModelsScreen.-stacked.-short ModelColumn OptionList { display: none; }
-    ModelsScreen.-stacked.-short ModelColumn.-active { height: 1fr; }
-    ModelsScreen.-stacked.-short ModelColumn.-active Input,
-    ModelsScreen.-stacked.-short ModelColumn.-active OptionList { display: block; }
-    #detail { height: 5; padding: 0 2; margin: 1 0 0 0; overflow-y: auto; }
-    ModelsScreen.-short #detail { height: 3; max-height: 3; margin: 0; }
-    """
-
     def __init__(
         self,
         current: Pair | None,
@@ -92,6 +78,7 @@ class ModelsScreen(Page):
         self._loaded: Path | None = None
         self._offered: list[ChoiceRow] = []
         self._compared: tuple[str, list[ChoiceRow]] | None = None
+        self._lit: str | None = None  # the draft that was highlighted for the person
         self._settle: Timer | None = None
 
     def compose_page(self) -> ComposeResult:
@@ -208,7 +195,7 @@ class ModelsScreen(Page):
             self._compared = None
             self.drafts.show(here=[], note="choose a target that is here first")
         elif target is not None and (self._compared is None or self._compared[0] != target.ref):
-            self.drafts.show(here=[], note="comparing tokenizers")
+            self.drafts.show(here=[], note=COMPARING)
             self._compare(target)
         if row is None:
             self._tell(Content(""))
@@ -239,19 +226,25 @@ class ModelsScreen(Page):
 
     @work(thread=True, exclusive=True, exit_on_error=False, group="compare")
     def _compare(self, target: ChoiceRow) -> None:
+        tell = partial(self._on_screen, self._drafts_found, target, COMPARING)
         try:
-            rows = choices.draft_rows(target, self.options, self.here)
+            rows = choices.draft_rows(target, self.options, self.here, tell)
         except SpecllamaError:
             rows = [choices.none_row()]
-        self._on_screen(self._drafts_found, target, rows)
+        self._on_screen(self._drafts_found, target, "", rows)
 
-    def _drafts_found(self, target: ChoiceRow, rows: list[ChoiceRow]) -> None:
+    def _drafts_found(self, target: ChoiceRow, note: str, rows: list[ChoiceRow]) -> None:
+        row, before = self.drafts.row, self._compared
         self._compared = target.ref, rows
         used = next((d for t, d in library.opened() if t == target.path and d is not None), None)
         mine = next((row.ref for row in rows if row.path == used), rows[0].ref) if used else None
         if self.current is not None and target.path == self._loaded:
             mine = self.current[1]
-        self.drafts.show(here=rows, note="", highlight=mine or rows[0].ref)
+        if not any(one.ref == mine for one in rows):
+            mine = rows[0].ref
+        moved = row is not None and before is not None and row.ref != self._lit
+        self._lit = mine if not moved else self._lit
+        self.drafts.show(here=rows, note=note, highlight=None if moved else mine)
         self._estimate(target, self.drafts.row)
 
     @work(thread=True, exclusive=True, exit_on_error=False, group="estimate")

@@ -71,10 +71,6 @@ def marked(text: str, wanted: Sequence[str]) -> Content:
 class Preview(Inked, Vertical):
     """A view of one conversation: its title, and below that a part of it, which scrolls."""
 
-    DEFAULT_CSS = """
-    Preview > #preview-head { height: auto; max-height: 4; margin: 0 0 1 0; }
-    """
-
     def __init__(self, store: SessionStore, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.store = store
@@ -152,16 +148,6 @@ class SessionsScreen(Page):
     Type to search titles and texts: each word may stand anywhere, also as a part of a word; "words
     in quotes" stand together. Enter resumes, Ctrl+E renames, Delete (or Ctrl+D) deletes, Ctrl+Z
     brings the last deleted one back. Shift with Up or Down moves the preview.
-    """
-
-    DEFAULT_CSS = """
-    SessionsScreen #chats { height: 1fr; margin: 1 0 0 0; }
-    SessionsScreen #sessions { width: 1fr; }
-    SessionsScreen #preview { width: 1fr; padding: 0 2; border-left: solid $panel-lighten-2; }
-    SessionsScreen.-narrow #chats { layout: vertical; }
-    SessionsScreen.-narrow #preview { height: 3; border: none; color: $muted; }
-    SessionsScreen.-narrow #preview-head { display: none; }
-    SessionsScreen.-short #chats { margin: 0; }
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -21,15 +21,11 @@ from specllama.text import sanitize_line
 from specllama.tui.screens.page import Page
 from specllama.tui.state import VIEWS, Preferences
 from specllama.tui.widgets.inked import Inked
+from specllama.tui.widgets.prompt import Editor
 
 
 class Toggle(Inked, Switch):
     """A switch whose states differ without color, too."""
-
-    DEFAULT_CSS = """
-    Toggle { border: none; height: 1; width: 9; padding: 0 1; background: transparent; }
-    Toggle:focus, Toggle:hover { border: none; background: $panel; }
-    """
 
     def render(self) -> Content:
         on = self.value
@@ -43,11 +39,6 @@ class Choose(Inked, Select[str], inherit_bindings=False):
     """A choice that Up and Down leave, as they leave every other field."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter,space", "show_overlay", "Open")]
-
-    DEFAULT_CSS = """
-    Choose > SelectCurrent { background: $surface; padding: 0 1; }
-    Choose:focus > SelectCurrent { background: $panel; background-tint: transparent; }
-    """
 
     def __init__(self, options: tuple[str, ...], value: str, *, id: str | None = None) -> None:
         pairs = [(option, option) for option in options]
@@ -150,7 +141,7 @@ GROUPS: dict[str, tuple[Field, ...]] = {
     "Appearance": (
         Field("theme", "theme", "Colors of the app.", "look"),
         Field("view", "replies", "As text, as drafted, or with the refused guesses. F2"
-              " changes it, too.", "look", choices=tuple(VIEWS)),
+              " changes it for once.", "look", choices=tuple(VIEWS)),
         Field("animation", "animation", "none is best over slow connections.", "look",
               choices=("auto", "full", "none")),
     ),
@@ -196,36 +187,11 @@ class SettingsScreen(Page, ModalScreen[Any]):
     (specllama config set ctx-size N keeps one).
     """
 
+    HORIZONTAL_BREAKPOINTS = [(0, "-slim"), (56, "-narrow"), (100, "-wide")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+s", "save", "Save", id="settings.save", priority=True),
         Binding("escape", "back", "Leave", id="page.back"),
     ]
-
-    DEFAULT_CSS = """
-    SettingsScreen { align: right top; }
-    #sheet { width: 62; height: 100%; background: $background; border-left: outer $primary; }
-    SettingsScreen.-narrow #sheet { width: 100%; border: none; }
-    #page-title { margin: 0; }
-    #settings { padding: 0 2; height: 1fr; }
-    .section { text-style: bold; color: $primary; margin: 1 0 0 0; }
-    .section.-first { margin: 0; }
-    .setting { height: 1; }
-    .setting Label { width: 20; }
-    .setting Input {
-        width: 1fr; border: none; height: 1; padding: 0 1; background: $surface;
-    }
-    .setting Input:focus { border: none; background: $panel; }
-    .setting Choose { width: 1fr; }
-    .setting .origin { width: 16; padding: 0 0 0 1; color: $muted; }
-    .problem { display: none; height: auto; color: $error; padding: 0 0 0 20; }
-    .problem.-wrong { display: block; }
-    #system { height: 3; border: none; padding: 0 1; background: $surface; }
-    #system:focus { border: none; background: $panel; }
-    SettingsScreen.-short #system { height: 2; }
-    #setting-help { height: 2; padding: 0 2; margin: 1 0 0 0; color: $muted; }
-    SettingsScreen.-short #setting-help { margin: 0; }
-    #setting-help.-unsaved { color: $warning; text-style: bold; }
-    """
 
     AUTO_FOCUS = ""
 
@@ -271,7 +237,7 @@ class SettingsScreen(Page, ModalScreen[Any]):
 
     def _row(self, field: Field) -> ComposeResult:
         if field.name == "system":
-            yield TextArea(self.system, id="system", soft_wrap=True, tab_behavior="focus")
+            yield Editor(self.system, id="system", soft_wrap=True, tab_behavior="focus")
             return
         with Horizontal(classes="setting"):
             yield Label(field.label)

@@ -6,12 +6,15 @@ strip.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
+from inspect import isawaitable
 from typing import Any
 
 from textual import on
 from textual.screen import Screen
 from textual.timer import Timer
+from textual.widgets import Static
 
 from specllama.cancel import Cancel
 from specllama.errors import EngineDied, SpecllamaError
@@ -34,24 +37,25 @@ from specllama.tui.messages import (
 )
 from specllama.tui.record import Record
 from specllama.tui.screens.page import Page
+from specllama.tui.state import VIEWS, DraftFile, PromptHistory
+from specllama.tui.widgets.above_prompt import Waiting
 from specllama.tui.widgets.drafted import RoundsRow
 from specllama.tui.widgets.inked import Inked
-from specllama.tui.widgets.message import AssistantMessage, UserMessage
+from specllama.tui.widgets.message import AssistantMessage, MessageView, UserMessage
 from specllama.tui.widgets.panel import LivePanel
 from specllama.tui.widgets.prompt import Prompt
 from specllama.tui.widgets.stats_strip import StatsStrip, StripState
 from specllama.tui.widgets.transcript import Transcript
 from specllama.tui.widgets.welcome import TopBar
 
-EDITED = "edited: C continues from here"
+EDITED = "edited"
 NO_TEMPLATE = "a base model: it continues text, Esc stops it"
 UNNAMED = "assistant"  # who wrote a reply, before any model is loaded
 
 
 def interrupted(tokens: int | None = None) -> str:
     """Return the line below a reply that an error, or the end of the app, cut short."""
-    after = f" after {number_of(tokens, 'token')}" if tokens else ""
-    return f"interrupted{after}: C continues, R writes it again"
+    return f"interrupted after {number_of(tokens, 'token')}" if tokens else "interrupted"
 
 
 def unfinished(reply: StoredMessage) -> str:
@@ -71,6 +75,20 @@ class TurnScreen(Inked, Screen[None]):
         self.loader = loader
         self.pace = pace
         self.strip = StripState()
+        self.top_bar = TopBar(loader, id="top")
+        self.transcript = Transcript(id="transcript")
+        self.rounds_row = RoundsRow(id="rounds")
+        self.strip_line = StatsStrip(self.strip, id="strip")
+        self.panel = LivePanel(
+            self.strip,
+            self.shown_record,
+            lambda: self.loader.info,
+            here=not loader.server,
+            id="panel",
+        )
+        self.editing_line = Static(id="editing", markup=False)
+        draft = DraftFile()
+        self.waiting, self.prompt = Waiting(draft, id="queue"), Prompt(PromptHistory(), draft)
         self.view = "text"  # as what replies are shown
         self.turn: RunningTurn | None = None
         self.live: AssistantMessage | None = None  # the reply that is being written
@@ -78,7 +96,7 @@ class TurnScreen(Inked, Screen[None]):
         self._used_by_last: float | None = None  # processor seconds at the flush before
         self._strip_rest, self._panel_rest = Rest(pace.figures_s), Rest(2 * pace.figures_s)
         self._held = self._owed = False  # painting waits; something is to be painted
-        self._after_turn: Callable[[], object] | None = None
+        self._after_turn: deque[Callable[[], object]] = deque()
         self._prompt_n = 0
         self._question: UserMessage | None = None  # what the running turn was asked
         self._before: list[int] | None = None  # the path before a turn that adds to it
@@ -99,12 +117,9 @@ class TurnScreen(Inked, Screen[None]):
     # ------------------------------------------------------------------ parts
 
     @property
-    def transcript(self) -> Transcript:
-        return self.query_one(Transcript)
-
-    @property
-    def prompt(self) -> Prompt:
-        return self.query_one("#prompt", Prompt)
+    def here(self) -> MessageView | None:
+        """The message in focus, on which keys act."""
+        return self.focused if isinstance(self.focused, MessageView) else None
 
     @property
     def busy(self) -> bool:
@@ -119,8 +134,8 @@ class TurnScreen(Inked, Screen[None]):
     def shown_record(self) -> Record | None:
         """Return the record of the reply in focus, else of the one that is being written, else of
         the last one."""
-        if isinstance(self.focused, AssistantMessage):
-            return self.focused.record
+        if isinstance(self.here, AssistantMessage):
+            return self.here.record
         records = self.records
         return records[max(records)] if records else None
 
@@ -141,7 +156,7 @@ class TurnScreen(Inked, Screen[None]):
 
     def refresh_strip(self) -> None:
         self.refresh_figures()
-        self.query_one(LivePanel).refresh()
+        self.panel.refresh()
 
     def refresh_figures(self) -> None:
         """Draw all figures except the panel's."""
@@ -151,18 +166,17 @@ class TurnScreen(Inked, Screen[None]):
         strip.demonstration = self.session.lent
         if (record := self.shown_record()) is not strip.record:
             strip.record = record
-            self.query_one(LivePanel).refresh()  # they show one reply
-            row = self.query_one(RoundsRow)
-            row.clear()
-            row.extend(record.rounds if record is not None else ())
-        self.query_one(RoundsRow).refresh()
-        self.query_one(StatsStrip).refresh()
+            self.panel.refresh()  # they show one reply
+            self.rounds_row.clear()
+            self.rounds_row.extend(record.rounds if record is not None else ())
+        self.rounds_row.refresh()
+        self.strip_line.refresh()
         self.set_class(record is None, "-new")
         self.set_class(record is None or not record.stats.drafted, "-unguessed")
         keys = "Esc stops, Enter queues" if self.busy else "Enter sends, Ctrl+J new line"
         if keys != self.prompt.border_subtitle:  # setting it draws the prompt anew
             self.prompt.border_subtitle = keys
-        self.call_after_refresh(self.mark_end)  # once what was written has its place
+        self.call_after_refresh(self.mark_prompt)  # once what was written has its place
 
     def set_params(self, params: GenerateParams) -> None:
         """Set the parameters from the next request on."""
@@ -191,11 +205,14 @@ class TurnScreen(Inked, Screen[None]):
         self.refresh_strip()
 
     @on(Scrolled)
-    def mark_end(self) -> None:
-        """Show above the prompt that there is more below the visible part."""
+    def mark_prompt(self) -> None:
+        """Show above the prompt that there is more below the visible part, and that replies are
+        not shown as text."""
         below = not self.transcript.at_end
         words = "new text below" if self.busy else "more below"
-        title = f"↓ {words}: Ctrl+End" if below else ""
+        marks = [f"↓ {words}: Ctrl+End"] if below else []
+        marks += [f"{VIEWS[self.view]}: F2"] if self.view != "text" else []
+        title = " · ".join(marks)
         if title != self.prompt.border_title:
             self.prompt.border_title = title
 
@@ -208,7 +225,7 @@ class TurnScreen(Inked, Screen[None]):
         self.notify(words, severity="warning", markup=False)
 
     def refresh_top(self) -> None:
-        self.query_one(TopBar).refresh()
+        self.top_bar.refresh()
 
     @property
     def speaker(self) -> str:
@@ -227,12 +244,31 @@ class TurnScreen(Inked, Screen[None]):
         return "Ctrl+R asks again" if open else ""
 
     def when_idle(self, then: Callable[[], object]) -> None:
-        """Run now, or stop the reply first and run as soon as it has ended."""
+        """Stop the reply, then run this; several run in the order in which they were asked for."""
+        self._after_turn.append(then)
+        self.call_next(self._go_on)
+
+    async def _go_on(self) -> None:
+        while self._after_turn and self.turn is None:
+            done = self._after_turn.popleft()()
+            if isawaitable(done):
+                await done
         if self.turn is None:
-            self.call_next(then)
-        else:
-            self._after_turn = then
+            await self.turn_ended(failed=False)
+        elif self._after_turn:
             self.turn.cancel()
+
+    def show_versions(self) -> None:
+        """Show which version each message is, of how many; the last that has several is the one
+        whose versions the keys go through."""
+        views = self.transcript.messages
+        found = [self.session.version(view.index) for view in views]
+        last = max((i for i, (_, count) in enumerate(found) if count > 1), default=None)
+        for i, (view, (number, count)) in enumerate(zip(views, found, strict=True)):
+            view.show_version(number, count, walked=i == last)
+            if isinstance(view, AssistantMessage) and view.last != (i == len(views) - 1):
+                view.last = not view.last
+                view.redraw_foot()
 
     # ------------------------------------------------------------------ a turn
 
@@ -249,26 +285,32 @@ class TurnScreen(Inked, Screen[None]):
     ) -> None:
         """Ask for a reply and show it as it is written; ``ask`` takes what cancels it."""
         cancel = Cancel()
-        self._before = None if reply.is_attached else list(self.session.stored)
+        goes_on = reply in self.transcript.messages
+        self._before = None if goes_on else list(self.session.stored)
         try:
             events = ask(cancel=cancel)
         except SpecllamaError as error:
+            if question is not None:
+                self.prompt.put_before([question.text])
             await self.failed(error)
             return
         self._question = question
+        first = reply if question is None else question
+        if not goes_on and first.index < len(self.transcript.messages):
+            await self.transcript.truncate(first.index)
         if question is not None:
             await self.transcript.add(question)
-            question.show_version(*self.session.version(question.index))
         record = reply.record
         record.title = self._title_of(reply.index)
         record.live = True
-        if reply.is_attached:
+        if goes_on:
             reply.live = True
             await reply.restart()
         else:
             await self.transcript.add(reply)
+        self.show_versions()
         self.live = reply
-        self.query_one(RoundsRow).clear()
+        self.rounds_row.clear()
         self.strip.prefill, self.strip.notice = None, ""
         self.turn = RunningTurn(events, cancel, lambda: self.post_message(TurnWoke()))
         self.turn.start()
@@ -312,7 +354,7 @@ class TurnScreen(Inked, Screen[None]):
         if self._strip_rest.over(bool(batch)):
             self.refresh_figures()
         if self._panel_rest.over(bool(batch)):
-            self.query_one(LivePanel).refresh()
+            self.panel.refresh()
         # From flush to flush: layout and drawing happen some time after the flush itself.
         now = processor()
         if self._used_by_last is not None:
@@ -334,7 +376,7 @@ class TurnScreen(Inked, Screen[None]):
         if batch.started is not None:
             self.begun(batch.started)
             if self._before is not None:
-                live.show_version(*self.session.version(live.index))
+                self.show_versions()
             strip.n_ctx = batch.started.n_ctx
             strip.used = None if batch.started.unknown else batch.started.prompt_n
             # A reply that is continued is part of its own prompt.
@@ -347,7 +389,7 @@ class TurnScreen(Inked, Screen[None]):
             strip.prefill, strip.loading = None, ""
             strip.used = self._prompt_n + record.stats.emitted
             if strip.record is record:
-                self.query_one(RoundsRow).extend(batch.rounds)
+                self.rounds_row.extend(batch.rounds)
         for notice in batch.notices:
             if notice.topic == "template":
                 strip.notice = NO_TEMPLATE
@@ -373,8 +415,8 @@ class TurnScreen(Inked, Screen[None]):
         path = list(self.session.stored)
         if path == self._before:
             # Nothing came: all is as it was. A question that was refused returns to the prompt.
-            if self._question is not None and not self.prompt.text:
-                self.prompt.put_message(self._question.text)
+            if self._question is not None:
+                self.prompt.put_before([self._question.text])
             await self.show_conversation()
         elif live.index < len(messages):
             self._known[self.session.id, path[live.index]] = live.record
@@ -405,8 +447,7 @@ class TurnScreen(Inked, Screen[None]):
         live.record.live = False
         self._tell_screens(live.record)
         self.refresh_strip()
-        then, self._after_turn = self._after_turn, None
-        if then is not None:
-            self.call_next(then)
+        if self._after_turn:
+            await self._go_on()
         else:
             await self.turn_ended(failed=batch.error is not None)

@@ -24,21 +24,16 @@ from specllama.tui.messages import StorageFailed
 from specllama.tui.state import DraftFile
 from specllama.tui.widgets.inked import Inked
 
-SHOWN = 60
 METER = 14
 
 
-class Waiting(Inked, Static):
+class Waiting(Inked, Widget):
     """The first of the messages sent while a reply was being written, or before the model was
     there; hidden when none waits. They are kept on disk: the next start finds those of an app that
     was killed in the prompt."""
 
-    DEFAULT_CSS = """
-    Waiting { height: 1; padding: 0 2; }
-    """
-
     def __init__(self, draft: DraftFile, *, id: str | None = None) -> None:
-        super().__init__(id=id, markup=False)
+        super().__init__(id=id)
         self.draft = draft
         self.texts: deque[str] = deque()
         self.display = False
@@ -63,24 +58,22 @@ class Waiting(Inked, Static):
         if not self.draft.wait(self.texts):
             self.app.post_message(StorageFailed("waiting messages", str(self.draft.path)))
         self.display = bool(self.texts)
+        self.refresh()
+
+    def render(self) -> Content:
         if not self.texts:
-            return
-        first = sanitize_line(self.texts[0])
-        first = first if len(first) <= SHOWN else first[: SHOWN - 1] + "…"
-        more = f" and {len(self.texts) - 1} more" if len(self.texts) > 1 else ""
+            return Content("")
         muted = self.ink.muted
-        self.update(
-            Content.assemble(("waiting: ", muted), first, (f"{more}  (Esc takes it back)", muted))
-        )
+        more = f" and {len(self.texts) - 1} more" if len(self.texts) > 1 else ""
+        begin = Content.styled("waiting: ", muted)
+        end = Content.styled(f"{more}  (Esc takes it back)", muted)
+        room = self.content_size.width - begin.cell_length - end.cell_length
+        first = Content(sanitize_line(self.texts[0]))
+        return Content.assemble(begin, first.truncate(max(room, 1), ellipsis=True), end)
 
 
 class DownloadLine(Inked, Widget):
     """The download that runs, or how it ended, until that is of no more use."""
-
-    DEFAULT_CSS = """
-    DownloadLine { height: 1; padding: 0 2; display: none; }
-    DownloadLine.-shown { display: block; }
-    """
 
     def __init__(self, downloads: Downloads, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -201,10 +194,6 @@ class Completions(Inked, Widget, can_focus=False):
     """A list between the strip and the prompt that takes its rows from the conversation, so that
     it covers nothing. The prompt has the keys."""
 
-    DEFAULT_CSS = """
-    Completions { height: auto; padding: 0 1; display: none; }
-    """
-
     def __init__(self, clicked: Callable[[], object]) -> None:
         super().__init__()
         self._clicked = clicked
@@ -263,10 +252,6 @@ class Completions(Inked, Widget, can_focus=False):
 class Attached(Inked, Static):
     """One chip for each file that goes with the message: its name, size and tokens; or why it
     cannot."""
-
-    DEFAULT_CSS = """
-    Attached { height: auto; max-height: 3; padding: 0 2; display: none; }
-    """
 
     def show(self, chips: Sequence[tuple[str, str, bool]]) -> None:
         """Show the name of each file, its size and tokens, and whether it can be sent."""

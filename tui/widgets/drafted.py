@@ -12,7 +12,8 @@ at the right of the groups:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -21,7 +22,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from specllama.events import RoundDone
-from specllama.text import sanitize
+from specllama.text import sanitize, whole
 from specllama.tui.record import fate_of, glyph_run, is_special
 from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.inked import Inked
@@ -30,24 +31,19 @@ BLOCK_ROUNDS = 24
 FADE = (2, 5, 9)  # ages in rounds at which a ghost gets fainter, fainter still, and goes
 
 
-def written(done: RoundDone, ink: Ink) -> list[tuple[str, str]]:
-    """Draw the text of a round: its guesses underlined in their source's color, then the target's
+def written(done: RoundDone, ink: Ink, texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Draw the tokens of a round: its guesses underlined in their source's color, then the target's
     own token."""
     kept = f"underline {ink.source(done.source)}"
-    styles = (kept if i < done.accepted else ink.target for i in range(len(done.emitted_text)))
+    styles = (kept if i < done.accepted else ink.target for i in range(len(texts)))
     return [
         (sanitize(text), ink.muted if is_special(text) else style)
-        for text, style in zip(done.emitted_text, styles, strict=True)
+        for text, style in zip(texts, styles, strict=True)
     ]
 
 
 class DraftedView(Inked, Vertical):
     """A view of rounds, drawn in blocks; only the last block is drawn again while streaming."""
-
-    DEFAULT_CSS = """
-    DraftedView { height: auto; }
-    DraftedView > Static { height: auto; width: 1fr; }
-    """
 
     def __init__(self, *, ghosts: bool = False) -> None:
         super().__init__()
@@ -89,15 +85,19 @@ class DraftedView(Inked, Vertical):
         (before, block), (_, last) = self._blocks[number], self._blocks[-1]
         newest = last[-1].index if last else 0
         parts: list[tuple[str, str]] = []
+        texts = iter(whole(text for done in block for text in done.emitted_text))
         for done in block:
-            parts.extend(self._round(done, before, newest - done.index))
+            own = list(islice(texts, len(done.emitted_text)))
+            parts.extend(self._round(done, before, newest - done.index, own))
             before = done
         if block is not last and parts:
             parts[-1] = (parts[-1][0].removesuffix("\n"), parts[-1][1])
         return Content.assemble(*parts)
 
-    def _round(self, done: RoundDone, before: RoundDone | None, age: int) -> list[tuple[str, str]]:
-        parts = written(done, self.ink)
+    def _round(
+        self, done: RoundDone, before: RoundDone | None, age: int, texts: Sequence[str]
+    ) -> list[tuple[str, str]]:
+        parts = written(done, self.ink, texts)
         accepted = parts[: done.accepted]
         ghost = self._ghost_style(age)
         if ghost is not None and (refused := self._refused(done)):
@@ -122,7 +122,7 @@ class DraftedView(Inked, Vertical):
         """Return the first refused token and the untested tail after it, as one ghost, on one
         line."""
         pieces = zip(done.drafted_text, fate_of(done), strict=True)
-        text = "".join(piece for piece, fate in pieces if fate != "accepted")
+        text = "".join(whole(piece for piece, fate in pieces if fate != "accepted"))
         return sanitize(text).replace("\n", "⏎")
 
 
@@ -158,10 +158,6 @@ def _round_parts(done: RoundDone, before: RoundDone | None, widget: Inked) -> li
 
 
 class RoundsRow(Inked, Widget):
-    DEFAULT_CSS = """
-    RoundsRow { height: 1; padding: 0 1; }
-    """
-
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._rounds: deque[RoundDone] = deque(maxlen=KEEP)

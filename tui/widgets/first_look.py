@@ -78,14 +78,6 @@ def recording() -> Recording:
 
 
 class FirstLook(Inked, Vertical):
-    DEFAULT_CSS = """
-    FirstLook { height: auto; }
-    FirstLook #recorded { height: auto; padding: 0 2; }
-    FirstLook #recorded > Static { height: auto; }
-    FirstLook #recorded-text { height: 5; scrollbar-size-vertical: 0; }
-    .-short FirstLook #recorded-text { height: 3; }
-    """
-
     def __init__(
         self,
         loader: EngineLoader,

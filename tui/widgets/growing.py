@@ -31,8 +31,11 @@ DEEP_WEIGHT = 20  # a line indented this deeply costs about as much as this many
 @cache
 def parser() -> MarkdownIt:
     """Return a parser of Markdown as Textual reads it, made safe against bombs: shallow nesting,
-    HTML as text."""
-    return MarkdownIt("gfm-like", {"maxNesting": NESTING, "html": False})
+    HTML as text. Only what names its protocol is a link: main.py and README.md are files."""
+    made = MarkdownIt("gfm-like", {"maxNesting": NESTING, "html": False})
+    assert made.linkify is not None
+    made.linkify.set({"fuzzy_link": False, "fuzzy_email": False, "fuzzy_ip": False})
+    return made
 
 
 class PlainGuard:

@@ -11,6 +11,7 @@ from textual.app import App, ComposeResult
 from textual.content import Content
 from textual.dom import DOMNode
 from textual.theme import Theme
+from textual.widget import Widget
 from textual.widgets import Footer
 from textual.widgets._footer import FooterKey
 
@@ -107,6 +108,17 @@ class ThemedApp(InkedApp):
     def redraw(self) -> None:
         for screen in self.screen_stack:
             screen.post_message(InkChanged())
+
+    def _handle_exception(self, error: Exception) -> None:
+        """End the app on an error, unless it comes from a part of the screen that has gone: what
+        was still on its way there comes too late, in Textual's own screens as well."""
+        at = getattr(error, "error", error).__traceback__
+        while at is not None:
+            owner = at.tb_frame.f_locals.get("self")
+            if isinstance(owner, Widget) and (owner._pruning or not owner.is_attached):
+                return
+            at = at.tb_next
+        super()._handle_exception(error)
 
     def save_prefs(self) -> None:
         if not self.prefs.save():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -16,7 +17,7 @@ from textual.widgets import Collapsible, Markdown, Static
 from specllama.events import Finished, RoundDone
 from specllama.replies import attach
 from specllama.text import WordCount, number_of, sanitize, sanitize_line
-from specllama.tui.messages import ActionAsked
+from specllama.tui import keymap
 from specllama.tui.record import Record
 from specllama.tui.widgets.drafted import DraftedView
 from specllama.tui.widgets.growing import GrowingMarkdown, PlainGuard, parser
@@ -39,11 +40,6 @@ REASONS = {
 
 class PlainText(Vertical):
     """Long text in chunks, so that an addition draws only the last chunk again."""
-
-    DEFAULT_CSS = """
-    PlainText { height: auto; }
-    PlainText > Static { height: auto; width: 1fr; }
-    """
 
     def __init__(self, text: str = "") -> None:
         super().__init__()
@@ -80,38 +76,27 @@ class MessageView(Inked, Vertical, can_focus=True):
     """Base of the two kinds of turn; keys act on the focused one."""
 
     HELP = """
-    Tab moves from the prompt into the conversation, Up and Down between messages, Esc back.
+    Tab moves from the prompt into the conversation, Up and Down between messages, Esc back. What is
+    typed goes to the prompt. Keys act on this message: Enter edits it, Ctrl+R writes the reply
+    again, Ctrl+O copies, F3 inspects it, F4 races its question.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("e", "turn('edit')", "Edit", id="turn.edit"),
-        Binding("r", "turn('retry')", "Again", id="turn.retry"),
-        Binding("s", "turn('retry', 'new')", "New seed", id="turn.reseed"),
-        Binding("c", "app.ask('continue')", "Continue", id="turn.continue"),
-        Binding("y", "turn('copy')", "Copy", id="turn.copy"),
-        Binding("b", "turn('race')", "Race", id="turn.race"),
-        Binding("x", "turn('copy_code')", "Copy code", id="turn.copy_code"),
-        Binding("i", "turn('inspect')", "Inspect", id="turn.inspect"),
-        Binding("d", "app.ask('cycle_view')", "As drafted", id="turn.view", show=False),
-        Binding("u,ctrl+z", "app.ask('undo')", "Undo", id="turn.undo", show=False),
+        Binding("enter", "app.ask('edit')", "Edit", id="turn.edit"),
+        *keymap.message_bindings(),
         Binding("left", "app.ask('version(-1)')", "Former version", show=False),
         Binding("right", "app.ask('version(1)')", "Later version", show=False),
-        Binding("question_mark", "app.show('help')", "Keys", show=False),
-        Binding("up,k", "app.focus_previous", "Up", show=False),
-        Binding("down,j", "app.focus_next", "Down", show=False),
+        Binding("up", "app.focus_previous", "Up", show=False),
+        Binding("down", "app.focus_next", "Down", show=False),
     ]
-
-    DEFAULT_CSS = """
-    MessageView { height: auto; padding: 0 1; margin: 0 0 1 0; border-left: blank; }
-    MessageView:focus { border-left: outer $primary; }
-    MessageView > .name { height: 1; }
-    """
 
     def __init__(self, index: int, text: str) -> None:
         super().__init__()
         self.index = index
         self.text = text
         self.version = (1, 1)
+        self.walked = False  # its versions are the next that Alt+Left and Alt+Right go through
+        self.name_line = Static(classes="name")
 
     def named(self, name: str, style: str) -> Content:
         """Return the line above a message: its writer, and its version of how many."""
@@ -119,34 +104,31 @@ class MessageView(Inked, Vertical, can_focus=True):
         parts = [(sanitize_line(name), style)]
         if count > 1:
             parts.append((f"  ‹{number}/{count}›", self.ink.accent))
-            parts.append((" Alt+Left, Alt+Right", self.ink.muted))
+            keys = " Left, Right" if self.has_focus else " Alt+Left, Alt+Right"
+            parts += [(keys, self.ink.muted)] * (self.has_focus or self.walked)
         return Content.assemble(*parts)
 
     def heading(self) -> Content:
         raise NotImplementedError
 
-    def show_version(self, number: int, count: int) -> None:
-        self.version = (number, count)
-        for line in self.query(".name").results(Static):  # none before it is composed
-            line.update(self.heading())
+    def show_version(self, number: int, count: int, walked: bool) -> None:
+        self.version, self.walked = (number, count), walked
+        self.redraw_name()
 
-    def action_turn(self, action: str, *words: str) -> None:
-        """Send an action on this message to the chat or the app."""
-        given = ", ".join(map(repr, (self.index, *words)))
-        self.post_message(ActionAsked(f"{action}_at({given})"))
+    @on(events.Mount)
+    @on(events.Focus)
+    @on(events.Blur)
+    def redraw_name(self) -> None:
+        self.name_line.update(self.heading())
 
 
 class UserMessage(MessageView):
-    DEFAULT_CSS = """
-    UserMessage > .said { height: auto; width: 1fr; }
-    """
-
     def __init__(self, index: int, text: str) -> None:
         super().__init__(index, text)
         self.typed, self.files = attach.split(text)
 
     def compose(self) -> ComposeResult:
-        yield Static(self.heading(), classes="name")
+        yield self.name_line
         yield Static(self._shown(), markup=False, classes="said")
 
     def heading(self) -> Content:
@@ -174,18 +156,6 @@ class Body(Vertical):
 class AssistantMessage(MessageView):
     virtual_size = Reactive(Size(0, 0), repaint=False)
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("t", "thought", "Thought", id="turn.thought", show=False)
-    ]
-
-    DEFAULT_CSS = """
-    AssistantMessage Markdown { padding: 0; margin: 0; background: transparent; }
-    AssistantMessage Collapsible {
-        border: none; padding: 0; background: transparent; margin: 0 0 1 0;
-    }
-    AssistantMessage Collapsible Static { color: $muted; height: auto; }
-    """
-
     def __init__(
         self,
         index: int,
@@ -203,10 +173,12 @@ class AssistantMessage(MessageView):
         self.record = record or Record()
         self.view = view
         self.live = live
-        self.foot = foot
+        self.foot = foot  # why it is not whole
+        self.last = True  # no other follows it
         self.reasoning = reasoning
         self._guard = PlainGuard()
         self._count = WordCount()  # of the thought
+        self._body, self._foot_line = Body(classes="body"), FootLine()
         self._thought: PlainText | None = None
         self._box: Collapsible | None = None  # folds the thought
         self._markdown: Markdown | None = None
@@ -218,9 +190,9 @@ class AssistantMessage(MessageView):
     # ------------------------------------------------------------------ building
 
     def compose(self) -> ComposeResult:
-        yield Static(self.heading(), classes="name")
-        yield Body(classes="body")
-        yield FootLine(self._foot())
+        yield self.name_line
+        yield self._body
+        yield self._foot_line
 
     def heading(self) -> Content:
         return self.named(self.speaker, "bold $primary")
@@ -228,14 +200,15 @@ class AssistantMessage(MessageView):
     def speak_as(self, name: str) -> None:
         """Show the name of the conversation's model."""
         self.speaker = name
-        self.show_version(*self.version)
+        self.redraw_name()
 
     async def on_mount(self) -> None:
-        self.query_one(".body").styles.height = "auto"
+        self._body.styles.height = "auto"
         await self._build()
+        self.redraw_foot()
 
     async def _build(self) -> None:
-        body = self.query_one(".body", Vertical)
+        body = self._body
         await body.remove_children()
         self._markdown = self._plain = self._drafted = self._last_block = None
         if self.view != "text" and self.record.rounds:
@@ -261,7 +234,8 @@ class AssistantMessage(MessageView):
 
     def _foot(self) -> list[Piece]:
         if self.foot:
-            return [(self.foot, self.ink.muted)]
+            on = ": Ctrl+T continues, Ctrl+R writes it again" if self.last else ""
+            return [(f"{self.foot}{on}", self.ink.muted)]
         if self.live:
             return [("▍", "$primary")]
         done = self.record.finished
@@ -304,7 +278,7 @@ class AssistantMessage(MessageView):
         self.redraw_foot()
 
     def redraw_foot(self) -> None:
-        self.query_one(FootLine).put(self._foot())
+        self._foot_line.put(self._foot())
 
     async def _put(self, text: str) -> None:
         if not text:
@@ -341,7 +315,7 @@ class AssistantMessage(MessageView):
         if self._thought is None:
             self._thought = PlainText(sanitize(piece))
             self._box = Collapsible(self._thought, title=self._thought_name(), collapsed=True)
-            await self.query_one(".body").mount(self._box, before=0)
+            await self._body.mount(self._box, before=0)
         else:
             await self._thought.append(sanitize(piece))
         self._name_thought()
@@ -353,12 +327,13 @@ class AssistantMessage(MessageView):
     def _thought_name(self) -> str:
         words = self._count.words
         verb = "thinking" if self.live and not self.text else "thought"
-        return " · ".join((verb, number_of(words, "word", ","), "Tab, then t unfolds it"))
+        return " · ".join((verb, number_of(words, "word", ","), "Alt+T unfolds it"))
 
-    def action_thought(self) -> None:
-        """Fold or unfold the thought."""
+    def fold(self) -> bool:
+        """Fold or unfold the thought; return whether there is one."""
         if self._box is not None:
             self._box.collapsed = not self._box.collapsed
+        return self._box is not None
 
     async def _go_plain(self, piece: str) -> None:
         assert self._markdown is not None
@@ -366,9 +341,7 @@ class AssistantMessage(MessageView):
         await self._markdown.remove()
         self._markdown = None
         note = "shown as plain text: too large for Markdown"
-        await self.query_one(".body").mount(
-            Static(Content.assemble((note, self.ink.muted))), self._plain
-        )
+        await self._body.mount(Static(Content.assemble((note, self.ink.muted))), self._plain)
 
     # ------------------------------------------------------------------ views
 
@@ -391,13 +364,9 @@ class AssistantMessage(MessageView):
 class FootLine(Inked, Widget):
     """Figures in a line that breaks between two of them, never within one."""
 
-    DEFAULT_CSS = """
-    FootLine { height: auto; }
-    """
-
-    def __init__(self, said: list[Piece]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.said = said
+        self.said: list[Piece] = []
 
     def put(self, said: list[Piece]) -> None:
         self.said = said

@@ -37,15 +37,6 @@ class ModelColumn(Inked, Vertical):
         note: why the list is empty, or that something is on its way.
     """
 
-    DEFAULT_CSS = """
-    ModelColumn { height: 1fr; padding: 0 1; }
-    ModelColumn .head { height: 1; color: $muted; padding: 0 1; }
-    ModelColumn.-active .head { color: $primary; text-style: bold; }
-    ModelColumn Input { margin: 0; padding: 0 1; border: none; height: 1; background: $surface; }
-    ModelColumn Input:focus { border: none; background: $panel; }
-    ModelColumn OptionList { padding: 0; }
-    """
-
     @dataclass
     class Highlighted(Message):
         column: ModelColumn
@@ -195,6 +186,8 @@ class ModelColumn(Inked, Vertical):
         row, chosen = self.row, ""
         if not self.has_class("-active") and row is not None:
             chosen = f"  {sanitize_line(row.name)}  {row.size}"
+        if row is not None and self.note:  # more are on their way
+            chosen += f"  {self.note}"
         self.query_one(".head", Static).update(Content(f"{self._title}{chosen}"))
 
     def _drawn(self, name: str, row: ChoiceRow | None) -> Content:

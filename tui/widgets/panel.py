@@ -246,9 +246,6 @@ def _joined(stack: Sequence[list[Content]], height: int) -> list[Content]:
 class PanelTabs(Inked, Widget):
     """The tabs that show conversation or panel if there is no room for both; a click chooses."""
 
-    DEFAULT_CSS = """
-    PanelTabs { height: 1; padding: 0 1; }
-    """
     NAMES = (" Conversation ", " Figures ")
 
     @dataclass
@@ -272,10 +269,6 @@ class LivePanel(Inked, Widget):
         here: the models are in this machine's memory.
 
     ``at`` is the round that it is about, the newest unless it is set.
-    """
-
-    DEFAULT_CSS = """
-    LivePanel { width: 48; height: 1fr; padding: 0 1 0 2; }
     """
 
     def __init__(

@@ -33,10 +33,6 @@ class Slider(Inked, Widget, can_focus=True):
         Binding("down,j", "app.focus_next", "Down", show=False),
     ]
 
-    DEFAULT_CSS = """
-    Slider { height: 1; width: 1fr; }
-    """
-
     value: reactive[float] = reactive(0.0)
 
     def __init__(
@@ -100,10 +96,6 @@ class Slider(Inked, Widget, can_focus=True):
 
 class SpeedChart(Inked, Widget):
     """A chart of speed-up against draft length, with plain decoding as the line to beat."""
-
-    DEFAULT_CSS = """
-    SpeedChart { height: 1fr; min-height: 5; }
-    """
 
     values: reactive[Sequence[float]] = reactive((), layout=False)
     selected = 0

@@ -19,18 +19,45 @@ from textual.widgets import TextArea
 
 from specllama.errors import PromptTooLong, SpecllamaError, UsageError
 from specllama.replies import attach
-from specllama.tui.messages import ActionAsked, PromptSubmitted, StorageFailed
+from specllama.tui.messages import PromptSubmitted, StorageFailed
 from specllama.tui.state import DraftFile, PromptHistory
 from specllama.tui.widgets.above_prompt import Attached, Completions, complete
 
 # The editor wraps and draws all of its text; with a megabyte, every key would be slow.
 FOLD_PASTE_CHARS, FOLD_PASTE_LINES = 6000, 40
 SAVE_AFTER_S = 0.4
+UNDONE = 500  # changes that can be undone
 Count = Callable[[str], int]
 _LABEL = re.compile(r"\[pasted text #(\d+), [\d,]+ characters\]")
 
 
-class Prompt(TextArea):
+def types(event: events.Key) -> bool:
+    """True if a key writes a character."""
+    joins = unicodedata.category(event.character or " ") == "Cf"
+    return joins or (event.is_printable and ("+" not in event.key or event.key == "+"))
+
+
+class Editor(TextArea):
+    """A text that can be undone from anywhere in it."""
+
+    def undo(self) -> None:
+        self._from_the_start(super().undo)
+
+    def redo(self) -> None:
+        self._from_the_start(super().redo)
+
+    def _from_the_start(self, change: Callable[[], None]) -> None:
+        """Change the text with the cursor where it is valid before and after: Textual lays the
+        text out before it moves the cursor off a line that is gone."""
+        selection = self.selection
+        self.move_cursor((0, 0), record_width=False)
+        before = self.text
+        change()
+        if self.text == before:
+            self.selection = selection
+
+
+class Prompt(Editor):
     HELP = """
     Enter sends. Ctrl+J (or Shift+Enter, where the terminal can tell it apart) starts a new line.
     Up and Down at the first and last line walk through what was sent before.
@@ -50,21 +77,16 @@ class Prompt(TextArea):
         Binding("escape", "close_completions", "Close", show=False),
     ]
 
-    DEFAULT_CSS = """
-    Prompt {
-        height: auto; min-height: 3; max-height: 10; padding: 0 1;
-        border: round $panel-lighten-2; background: transparent;
-    }
-    Prompt:focus { border: round $primary; }
-    Prompt { border-subtitle-color: $muted; }
-    Prompt .text-area--cursor-line { background: transparent; }
-    """
-
     class Left(Message):
         """A move of the focus to the conversation, by Tab."""
 
-    def __init__(self, history: PromptHistory, draft: DraftFile, *, id: str | None = None) -> None:
-        super().__init__(id=id, highlight_cursor_line=False, placeholder="Write a message")
+    def __init__(self, history: PromptHistory, draft: DraftFile) -> None:
+        super().__init__(
+            id="prompt",
+            highlight_cursor_line=False,
+            placeholder="Write a message",
+            max_checkpoints=UNDONE,
+        )
         self.cursor_blink = False  # an idle app must cost nothing
         # The editor's own use of function keys would hide the app's.
         for key in ("f6", "f7"):
@@ -111,7 +133,7 @@ class Prompt(TextArea):
         if event.key == "question_mark" and not self.text:
             event.stop()
             event.prevent_default()
-            self.post_message(ActionAsked("show('help')"))
+            await self.app.run_action("app.show('help')")
             return
         if unicodedata.category(event.character or " ") == "Cf":
             # Joiners of Persian, of Indic scripts and of emoji: Python calls them not printable.
@@ -188,9 +210,9 @@ class Prompt(TextArea):
 
     def put_before(self, messages: Iterable[str]) -> None:
         """Put unsent messages before the text in the prompt."""
-        typed, held = self.full_text, self.pastes
+        typed, files = self.text, {n: text for n, text in self.pastes.items() if n[0] == "@"}
         self.put_message(attach.together(messages))
-        self.pastes = held | self.pastes
+        self.pastes = files | self.pastes
         if typed.strip():
             self.insert(f"\n\n{typed}")
 
@@ -264,10 +286,8 @@ class Prompt(TextArea):
         """Clear the prompt after its text was sent."""
         if not self.sent_before.add(self.full_text):
             self.app.post_message(StorageFailed("prompt history", str(self.sent_before.path)))
-        self.pastes = {}
         self._tokens.clear()
-        self.text = ""
-        self._at = None
+        self._replace("")
         self.save_draft()
 
     @property
@@ -275,12 +295,18 @@ class Prompt(TextArea):
         return _LABEL.sub(lambda m: self.pastes.get(m.group(1), m.group(0)), self.text)
 
     def put(self, text: str) -> None:
-        """Replace the text; long text is folded."""
-        self.pastes = {}
-        self._at = None
-        self.text = self._fold(text)
-        self.move_cursor(self.document.end)
+        """Replace the text, which undo brings back; long text is folded."""
+        self._replace(self._fold(text))
         self.focus()
+
+    def _replace(self, text: str) -> None:
+        """Replace the text. Undo brings it back with its pastes, files are read again."""
+        self.pastes = {name: text for name, text in self.pastes.items() if name.isdigit()}
+        self._at = None
+        self.history.checkpoint()
+        self.replace(text, (0, 0), self.document.end)
+        self.history.checkpoint()
+        self.move_cursor(self.document.end)
 
     def action_newline(self) -> None:
         self.insert("\n")
@@ -290,7 +316,7 @@ class Prompt(TextArea):
         self.delete((0, 0), self.cursor_location)
 
     def empty(self) -> None:
-        """Delete everything, which undo brings back: pastes stay known until something is sent."""
+        """Delete everything, which undo brings back."""
         self.clear()
         self.history.checkpoint()
 
@@ -311,7 +337,7 @@ class Prompt(TextArea):
     def _fold(self, text: str) -> str:
         if len(text) <= FOLD_PASTE_CHARS and text.count("\n") < FOLD_PASTE_LINES:
             return text
-        number = str(len(self.pastes) + 1)
+        number = str(max(map(int, filter(str.isdigit, self.pastes)), default=0) + 1)
         self.pastes[number] = text
         return f"[pasted text #{number}, {len(text):,} characters]"
 

@@ -69,10 +69,6 @@ def duration(ms: float | None) -> str:
 
 
 class StatsStrip(Inked, Widget):
-    DEFAULT_CSS = """
-    StatsStrip { height: 1; padding: 0 1; }
-    """
-
     def __init__(self, state: StripState, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.state = state

@@ -25,11 +25,6 @@ class Note(Inked, Static):
     """A line between messages that is not part of the conversation: an error, a notice. Every line
     of ``hint`` is one thing to do about it."""
 
-    DEFAULT_CSS = """
-    Note { height: auto; padding: 0 1; margin: 0 0 1 0; border-left: outer $warning; }
-    Note.-error { border-left: outer $error; }
-    """
-
     def __init__(self, message: str, hint: str | None = None, *, error: bool = False) -> None:
         super().__init__(markup=False, classes="-error" if error else "")
         self.message, self.hint, self.error = message, hint, error
@@ -42,12 +37,6 @@ class Note(Inked, Static):
 
 
 class Transcript(VerticalScroll, can_focus=False):
-    DEFAULT_CSS = """
-    Transcript { height: 1fr; padding: 1 1 0 1; scrollbar-size-vertical: 1; }
-    Transcript.-empty { align-vertical: middle; }
-    Transcript > #earlier { width: auto; min-width: 20; height: 1; border: none; margin: 0 0 1 1; }
-    """
-
     virtual_size = Reactive(Size(0, 0), repaint=False)
 
     def __init__(self, *, id: str | None = None) -> None:
@@ -147,8 +136,7 @@ class Transcript(VerticalScroll, can_focus=False):
     def _earlier(self) -> Button:
         return Button(f"Show {self._hidden} earlier messages", id="earlier", compact=True)
 
-    async def on_button_pressed(self, event: Button.Pressed) -> None:
-        event.stop()
+    async def show_earlier(self) -> None:
         before = self._hidden
         self._hidden = max(0, before - WINDOW)
         fresh: list[Widget] = list(self.messages[self._hidden : before])

@@ -6,7 +6,7 @@ from textual.content import Content
 
 from specllama.events import RoundDone
 from specllama.figures import depths
-from specllama.text import number_of, sanitize
+from specllama.text import number_of, sanitize, whole
 from specllama.tui.record import fate_of, is_special
 from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.drafted import written
@@ -48,13 +48,14 @@ def headline(done: RoundDone, at: int, total: int, glyphs: Glyphs, ink: Ink) -> 
 def passage(before: str, done: RoundDone, stage: int, ink: Ink, width: int, height: int) -> Content:
     """Draw the end of the text so far, and this round's tokens at their place in it."""
     new = "".join(done.drafted_text[i] for i in best_path(done)) + done.target_text
-    tail = last_lines(sanitize(before[-TAIL_CHARS:]), width, height - line_count(new, width))
-    if len(tail) < len(before):
+    end = "".join(whole([before[-TAIL_CHARS:]]))
+    tail = last_lines(sanitize(end), width, height - line_count(new, width))
+    if len(tail) < len(end) or len(before) > TAIL_CHARS:
         tail = "…" + tail
     parts: list[tuple[str, str]] = [(tail, ink.muted)]
     style = ink.source(done.source)
     if stage == 2:
-        parts += written(done, ink)
+        parts += written(done, ink, whole(done.emitted_text))
     else:
         fates = fate_of(done) if stage == 1 else ["drafted"] * len(done.drafted)
         for i in best_path(done):

@@ -24,11 +24,6 @@ HEADLINE = "Guess, check, keep: the same text, in fewer passes."
 class TopBar(Inked, Widget):
     """The loaded pair, its exactness and its state."""
 
-    DEFAULT_CSS = """
-    TopBar { height: 1; padding: 0 1; background: $panel; }
-    TopBar:ansi { background: transparent; }
-    """
-
     def __init__(self, loader: EngineLoader, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.loader = loader
@@ -182,10 +177,6 @@ class Welcome(Inked, Static):
 
     Args:
         recorded: what came of the reply that was played before, on the first launch.
-    """
-
-    DEFAULT_CSS = """
-    Welcome { height: auto; padding: 0 2; }
     """
 
     def __init__(
