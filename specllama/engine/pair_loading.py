@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from itertools import groupby
@@ -23,7 +24,7 @@ from specllama.engine.prompting import Prompting, ThoughtLimit
 from specllama.engine.remedies import ROWS
 from specllama.engine.shelf import Shelf, StateKeys
 from specllama.engine.slot import Slot
-from specllama.errors import Cancelled, SpecllamaError
+from specllama.errors import Cancelled, SpecllamaError, UsageError
 from specllama.events import Notice, Report
 from specllama.grammar.guide import Guides
 from specllama.grammar.source import source_of
@@ -112,9 +113,17 @@ class SamplerChains:
             source = source_of("grammar", params.grammar or "")
         self.read_vocabulary()
         assert self._guides is not None
+        sources = [source]
+        if params.calls:  # what of a tool's schema cannot be enforced is looked at later
+            loose = (source.beside(params.calls, self._spelled, loose=one) for one in (False, True))
+            sources = [*loose, source]
         if reader is not None:
-            source = source.behind(reader.spelling.marks.rules(reader.thinking, self._spelled))
-        return self._guides.guide(source)
+            before = reader.spelling.marks.rules(reader.thinking, self._spelled)
+            sources = [one.behind(before) for one in sources]
+        for one in sources[:-1]:
+            with suppress(UsageError):
+                return self._guides.guide(one)
+        return self._guides.guide(sources[-1])
 
     def _spelled(self, text: str) -> str:
         """Write a template's text in Lark: where it has tokens, these tokens alone are meant."""

@@ -36,6 +36,7 @@ _STYLE = {
 }
 _ENDS = re.compile(r"\\.|[/\n]", re.DOTALL)
 _BARE = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _PLACE = re.compile(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?")
 # of an object or array that has no value: the part that has none; and a part that is referred to
 _EMPTY = re.compile(r"required (?:property '(?P<name>.*)'|item) is unsatisfiable")
@@ -82,6 +83,26 @@ class Source:
         """Return this grammar for a text that follows another one, by the rule ``before``."""
         answer = self.lark.removeprefix(f"{_HEAD}start")
         return replace(self, lark=f"{_HEAD}start: before answer\n{rules}\nanswer{answer}")
+
+    def beside(self, calls: str, spell: Callable[[str], str], *, loose: bool = False) -> Source:
+        """Return this grammar for a text that may be calls of tools instead.
+
+        Args:
+            calls: see ``GenerateParams.calls``.
+            spell: writes a text of the template in Lark.
+            loose: what a call is given needs to fit no schema.
+        """
+        told = json.loads(calls)
+        rules = [
+            rule if rule[:1].isupper() else _QUOTED.sub(lambda one: spell(json.loads(one[0])), rule)
+            for rule in told["rules"]
+        ]
+        for name, schema in told["schemas"].items():
+            if loose:
+                schema = {"type": "object"} if name.startswith("args") else {}
+            rules.append(f"{name}{_json(json.dumps(schema)).removeprefix('start')}")
+        text = self.lark.removeprefix(f"{_HEAD}start")
+        return replace(self, lark="\n".join([f"{_HEAD}start: text | calls", *rules, f"text{text}"]))
 
     @property
     def _name(self) -> str:

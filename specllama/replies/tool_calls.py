@@ -35,9 +35,13 @@ class Syntax:
     """One family's way of writing calls; ``tool_calls.toml`` explains the fields."""
 
     looks: str
+    call: str
     spell: tuple[str, ...] = ()
     leads: tuple[str, ...] = ()
     joins: tuple[str, ...] = ()
+    whole: str = "calls"
+    between: str = "w"
+    key: str = "arguments"
 
 
 _TABLES = tomllib.loads(files("specllama.replies").joinpath("tool_calls.toml").read_text("utf-8"))

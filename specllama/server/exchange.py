@@ -99,8 +99,9 @@ class Exchange:
     def __init__(self, queue: RequestQueue, job: Job) -> None:
         self._queue = queue
         self._job = job
+        alone = bool(job.params.calls) and job.params.json_schema is not None
         self.replies = [
-            Reply(i, None if job.tools is None else ToolReader(job.tools), silent=job.silent)
+            Reply(i, ToolReader(job.tools, alone=alone) if job.tools else None, silent=job.silent)
             for i in range(len(job.prompts) * job.n)
         ]
         self._inbox: deque[tuple[int, str, Any]] = deque()

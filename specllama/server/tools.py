@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,6 +25,7 @@ from specllama.replies.tool_calls import (
     CLOSING,
     FENCE,
     OPENING,
+    SYNTAXES,
     Call,
     CallScanner,
     NoCall,
@@ -43,6 +44,13 @@ _START = re.compile(r"(?:(?<=\n)|\A)[ \t]*(?P<line>[{`~\[<\w])|[<\[]|`")
 _INSIDE = ("{", "[", "(", ",", "}")  # a line behind these goes on with something that is no call
 _OPEN = {"additionalProperties", "patternProperties", "anyOf", "oneOf", "$ref"}
 _LOOK = 200  # characters before a line
+# white space, as much of it as a call needs
+_WHITE = ("w: white{0,9}", r"white: /[ \t\r\n]/")
+_PART = re.compile(r'"(?:[^"\\]|\\.)*"|\w+')
+# of a schema that tags can keep to, and of a text in it
+_OF_TAGS = {"type", "properties", "required", "additionalProperties", "title", "description",
+            "$schema", PLACE}  # fmt: skip
+_OF_TEXT = {"type", "enum", "title", "description", "default", "examples"}
 _LONG, _ENDS = 2000, re.compile(r"[\"'>}\])`]")
 
 
@@ -168,21 +176,24 @@ def told(messages: Sequence[Message], use: ToolUse) -> list[Message]:
     return [Message("system", text), *messages]
 
 
-def bound(params: GenerateParams, use: ToolUse) -> GenerateParams:
-    """Restrict the reply to calls, if the request demands one.
+def bound(params: GenerateParams, use: ToolUse, syntax: ToolSyntax = "") -> GenerateParams:
+    """Restrict the reply to calls, if the request demands one; where a text has to fit a grammar,
+    let it be calls instead.
 
     Raises:
         UsageError: the schema of a tool cannot be enforced.
     """
     if not use.forced:
-        return params
+        return params.replace(calls=_grammar(use, syntax)) if params.constrained else params
     several = len(use.callable) > 1
     forms = [
         {
             "type": "object",
             "properties": {
                 "name": {"const": tool.name},
-                "arguments": _rooted(tool, f"/anyOf/{i}" if several else ""),
+                "arguments": _rooted(
+                    tool, f"#{f'/anyOf/{i}' if several else ''}/properties/arguments"
+                ),
             },
             "required": ["name", "arguments"],
             "additionalProperties": False,
@@ -194,9 +205,58 @@ def bound(params: GenerateParams, use: ToolUse) -> GenerateParams:
     return params.replace(json_schema=schema_text(schema), grammar=None, regex=None)
 
 
-def _rooted(tool: Tool, form: str) -> dict[str, Any]:
-    """Move a tool's schema into another one: references still lead to its own parts, and objects
-    have only the members that it names, unless it allows more."""
+def _grammar(use: ToolUse, syntax: ToolSyntax) -> str:
+    """Write the calls that a reply may be: rules in Lark, with ``calls`` as their root, and the
+    schemas that they name. See ``GenerateParams.calls``."""
+    form = SYNTAXES.get(syntax, SYNTAXES["json"])
+    rules, schemas, calls = [*_WHITE], {}, []
+    for i, tool in enumerate(use.tools):
+        name, schema = f'"{tool.name}"', _rooted(tool, "#")
+        schemas[f"args{i}"] = schema
+        members = rf'"\"name\"" w ":" w "\"{tool.name}\"" w "," w "\"{form.key}\"" w ":" w args{i}'
+        rules.append(f'object{i}: "{{" w {members} w "}}"')
+        tags = _tags(schema, form.spell[1], f"tag{i}", schemas) if form.spell else ""
+        if tags is not None:
+            parts = {"NAME": name, "args": f"args{i}", "object": f"object{i}", "tags": tags}
+            calls.append(_filled(form.call, parts))
+    rules.append(f"object: {' | '.join(f'object{i}' for i in range(len(use.tools)))}")
+    if form.spell:
+        behind = form.spell[1].rpartition("{}")[2]
+        shut = behind.strip().replace("/", r"\/")
+        rules.append(f"VALUE: (/(?s:.*)/ & ~/(?s:.*){shut}(?s:.*)/) {json.dumps(behind)}")
+    many = f"call ({form.between} call)*" if use.parallel else "call"
+    whole = _filled(form.whole, {"calls": f"({many})"})
+    rules += [f"calls: {whole} | object", f"call: {' | '.join(calls) or 'object'}"]
+    return msgspec.json.encode({"rules": rules, "schemas": schemas}).decode()
+
+
+def _filled(form: str, parts: Mapping[str, str]) -> str:
+    return _PART.sub(lambda part: parts.get(part[0], part[0]), form)
+
+
+def _tags(schema: dict[str, Any], value: str, name: str, schemas: dict[str, Any]) -> str | None:
+    """Write arguments between tags; None if only JSON can keep to their schema."""
+    before, between, behind = value.split("{}")
+    out, end = [], json.dumps(behind)
+    for i, (key, part) in enumerate(schema.get("properties", {}).items()):
+        text = isinstance(part, dict) and part.get("type") == "string"
+        if "$ref" in json.dumps(part) or (text and part.keys() - _OF_TEXT):
+            return None
+        if not text:
+            schemas[f"{name}_{i}"] = part
+            said = f"{name}_{i} {end}"
+        elif "enum" in part:
+            said = f"({' | '.join(map(json.dumps, part['enum']))}) {end}"
+        else:
+            said = "VALUE"
+        optional = "" if key in schema.get("required", ()) else "?"
+        out.append(f"({json.dumps(before + key + between)} {said}){optional}")
+    return None if schema.keys() - _OF_TAGS else " ".join(out)
+
+
+def _rooted(tool: Tool, root: str) -> dict[str, Any]:
+    """Move a tool's schema to this place: references still lead to its own parts, and objects have
+    only the members that it names, unless it allows more."""
     schema = deepcopy(tool.schema)
     merged = any("allOf" in part for _, part in schemas(schema))
     for path, part in schemas(schema):
@@ -206,7 +266,7 @@ def _rooted(tool: Tool, form: str) -> dict[str, Any]:
             every = all(str(key) in named for key in needed)
             part.update({"additionalProperties": False} if every else {})
         if isinstance(leads := part.get("$ref"), str) and leads.startswith("#"):
-            part["$ref"] = f"#{form}/properties/arguments{leads[1:]}"
+            part["$ref"] = f"{root}{leads[1:]}"
     return {**schema, PLACE: f"{tool.place or tool.name}.parameters"}
 
 
@@ -221,7 +281,7 @@ def equipped(
     Raises:
         UsageError: the schema of a tool cannot be enforced.
     """
-    params = bound(params, use)
+    params = bound(params, use, syntax)
     if not syntax:
         return told(messages, use), params
     params = params.replace(template_args=(*params.template_args, given(use)), spelled=True)
@@ -232,10 +292,14 @@ class ToolReader:
     """Reader that separates the calls in a text from the part to show.
 
     Text is held back from where a call may begin, until it is clear that it is none.
+
+    Args:
+        alone: a reply is calls or text, never both.
     """
 
-    def __init__(self, use: ToolUse) -> None:
+    def __init__(self, use: ToolUse, *, alone: bool = False) -> None:
         self._use = use
+        self._alone = alone
         self._tools = {tool.name: tool.schema for tool in use.tools}
         self._held = ""  # what may belong to a call
         self._last = ""  # of what was shown, but for white space; "" behind a call
@@ -291,6 +355,8 @@ class ToolReader:
         """Find the beginning and the end of the next call; -1: nothing from there on is settled."""
         text, at = scanner.text, 0
         while found := _START.search(text, at):
+            if self._alone and not self.calls and (self._shown or text[: found.start()].strip()):
+                break
             line = found["line"] is not None and (found.start() > 0 or not self._last)
             at = found.end() - 1
             fence = FENCE.match(text, at) if line else None

@@ -189,6 +189,8 @@ class GenerateParams:
         min_speculative_tokens: a reply that is limited to fewer is decoded plainly.
         grammar: GBNF text. json_schema: JSON schema text. regex: what the whole text matches. At
             most one of the three.
+        calls: what a reply may be instead of a text that fits that one: calls of tools, as rules in
+            Lark and their JSON schemas (``server.tools``).
         spelled: control tokens of a reply are part of its text, but for its end: calls of tools are
             written with them.
         chances: report how likely each token was to the target, before any sampler, and so many
@@ -270,6 +272,7 @@ class GenerateParams:
     grammar: str | None = None
     json_schema: str | None = None
     regex: str | None = None
+    calls: str = ""
     think: str = thinking(
         "auto",
         "How hard the model thinks before it answers. auto follows its template; --no-think is "

@@ -2,18 +2,23 @@
 
 import json
 import random
+import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from fakes import Reply, ScriptedRecipe
 from servers import Serving, serving
 from table_model import FakeVocab
+from thinking import TagVocab
 
+from specllama.engine.pair_loading import SamplerChains
 from specllama.engine.prompting import Prompting
 from specllama.errors import UsageError
-from specllama.grammar.guide import require
+from specllama.grammar.guide import Guides, require
+from specllama.grammar.source import source_of
 from specllama.interface import Message
 from specllama.replies.tool_calls import respelled
 from specllama.server.refusals import Refusal
@@ -412,3 +417,117 @@ def test_a_tool_use_has_an_id(server: Serving) -> None:
     used = {"type": "tool_use", "name": "weather", "input": {}}
     asked = {"max_tokens": 5, "messages": [{"role": "assistant", "content": [used]}]}
     assert server.post("/v1/messages", asked).status_code == 400
+
+
+# ---- a text that has to fit a schema, or calls instead
+
+ANSWER = {
+    "type": "object",
+    "properties": {"answer": {"type": "string"}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
+FORECAST = ToolUse(
+    (
+        Tool(
+            "weather",
+            schema={
+                "type": "object",
+                "properties": {
+                    "town": {"type": "string"},
+                    "days": {"type": "integer"},
+                    "unit": {"type": "string", "enum": ["C", "F"]},
+                },
+                "required": ["town"],
+            },
+        ),
+        Tool("clock"),
+        Tool("zip", schema={"type": "object", "properties": {"code": {"type": "string",
+             "pattern": "^[0-9]{5}$"}}, "required": ["code"]}),
+    )
+)  # fmt: skip
+ULM = '{"town": "Ulm", "days": 3}'
+WRITTEN = {
+    "json": '<tool_call>\n{"name": "weather", "arguments": %s}\n</tool_call>',
+    "": '<tool_call>{"name": "weather", "arguments": %s}</tool_call>',
+    "xml": "<tool_call>\n<function=weather>\n<parameter=town>\nUlm\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+    "glm": "<tool_call>weather\n<arg_key>town</arg_key>\n<arg_value>Ulm</arg_value>\n"
+    "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
+    "minimax": '<minimax:tool_call>\n<invoke name="weather">\n'
+    '<parameter name="town">Ulm</parameter>\n'
+    '<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>',
+    "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
+    "<|tool_call_argument_begin|>%s<|tool_call_end|><|tool_calls_section_end|>",
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
+    "```json\n%s\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "gemma": "<|tool_call>call:weather%s<tool_call|>",
+    "mistral": '[TOOL_CALLS][{"name": "weather", "arguments": %s}]',
+    "granite": '<|tool_call|>[{"name": "weather", "arguments": %s}]',
+    "llama": '<|python_tag|>{"name": "weather", "parameters": %s}',
+}
+
+
+def fits(syntax: str, text: str, use: ToolUse = FORECAST, **constraint: str) -> bool:
+    params = bound(GenerateParams(**constraint), use, syntax)  # type: ignore[arg-type]
+    [(kind, source)] = [
+        (kind, given)
+        for kind in ("schema", "grammar", "regex")
+        if (given := getattr(params, "json_schema" if kind == "schema" else kind)) is not None
+    ]
+    marks = sorted(set(re.findall(r"<[^<>\s=]*tool[^<>\s=]*>|<\|[^<>\s]*>|\[[A-Z_]+\]", text)))
+    vocab = TagVocab(marks)  # of control tokens: they count as these alone
+    chains = SamplerChains(vocab)  # type: ignore[arg-type]
+    whole = source_of(kind, source).beside(params.calls, chains._spelled)  # type: ignore[arg-type]
+    guides = Guides([vocab.piece(t) for t in range(256 + len(marks))], [])
+    it = guides.matcher(whole)
+    ids = vocab.tokenize(text, add_special=False, parse_special=True)
+    return it.validate_tokens(ids) == len(ids) and bool(
+        it.consume_tokens(ids) and it.is_accepting()
+    )
+
+
+@pytest.mark.parametrize("syntax", WRITTEN)
+def test_a_reply_that_has_to_fit_a_schema_may_be_calls_in_the_models_own_syntax(
+    syntax: str,
+) -> None:
+    call = WRITTEN[syntax].replace("%s", ULM)
+    schema = json.dumps(ANSWER)
+    assert fits(syntax, call, json_schema=schema)
+    assert not fits(syntax, call.replace("weather", "whether"), json_schema=schema)
+    assert fits(syntax, '{"answer": "It rains."}', json_schema=schema)
+    assert not fits(syntax, "It rains.", json_schema=schema)
+    assert fits(syntax, call, grammar='root ::= "yes" | "no"')
+    assert fits(syntax, "no", regex="(yes|no)")
+    key = "parameters" if syntax == "llama" else "arguments"
+    bare = f'{{"name": "zip", "{key}": {{"code": "89073"}}}}'
+    assert fits(syntax, bare, json_schema=schema), "also what tags could not keep to"
+    assert not fits(syntax, bare.replace("89073", "Ulm"), json_schema=schema)
+    reader = ToolReader(FORECAST, alone=True)
+    shown = "".join(map(reader.feed, call)) + reader.finish()
+    assert (shown, [(one.name, json.loads(one.arguments)) for one in reader.calls]) == (
+        "",
+        [("weather", {"town": "Ulm", "days": 3})],
+    )
+
+
+def test_several_calls_only_where_the_request_allows_them() -> None:
+    two, schema = "\n".join([HERMES, HERMES]), json.dumps(ANSWER)
+    assert fits("json", two, json_schema=schema)
+    assert not fits("json", two, replace(FORECAST, parallel=False), json_schema=schema)
+
+
+def test_a_text_that_fits_a_schema_is_no_call_whatever_it_quotes() -> None:
+    text = json.dumps({"answer": "<tool_call>clock</tool_call>"})
+    reader = ToolReader(FORECAST, alone=True)
+    assert "".join(map(reader.feed, text)) + reader.finish() == text
+    assert reader.calls == []
+
+
+def test_a_demanded_call_is_no_text_and_none_stays_text() -> None:
+    schema = GenerateParams(json_schema=json.dumps(ANSWER))
+    named = bound(schema, replace(FORECAST, choice="weather"), "json")
+    assert named.calls == ""
+    assert "answer" not in (named.json_schema or "")
+    assert tool_use([WEATHER], "none") is None
+    assert bound(GenerateParams(), FORECAST, "json").calls == "", "nothing has to fit anything"
