@@ -198,10 +198,9 @@ class Child:
             if self._stopping or found is None:
                 continue
             part, request_id, still_s = found
-            asked = [id for id, (verb, _) in list(self._listeners.items()) if verb == "generate"]
+            ids = [id for id, (verb, _) in list(self._listeners.items()) if verb == "generate"]
             # with one request there is no doubt whose work it was
-            alone = len(asked) == 1 and part != "commands"
-            self._culprit = request_id or (asked[0] if alone else 0)
+            self._culprit = request_id or (ids[0] if len(ids) == 1 and part != "commands" else 0)
             said = f"{_STUCK[part]} for {still_s:.0f} s, so the engine process was ended"
             self.stuck = EngineStuck(said, _NEXT)
             self.process.kill()
