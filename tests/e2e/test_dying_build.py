@@ -3,6 +3,7 @@
 The faults are those of ``dying_llama``; on a processor with AMX, the installed build is tried too.
 """
 
+import io
 import os
 import shutil
 import subprocess
@@ -152,8 +153,8 @@ def test_an_engine_process_that_dies_of_it_is_started_again_without(run: Run) ->
     assert "specllama doctor" in done.stdout
 
 
-def test_an_engine_process_that_dies_of_it_at_work_names_what_helps(tmp_path: Path) -> None:
-    died = process._obituary(-4, tmp_path / "no.log", "while it was working", loading=False)
+def test_an_engine_process_that_dies_of_it_at_work_names_what_helps() -> None:
+    died = process._obituary(-4, io.BytesIO(), "while it was working", loading=False)
     assert "SIGILL: this build of llama.cpp uses an instruction that fails" in died.message
     assert died.hint is not None
     assert "specllama doctor" in died.hint
