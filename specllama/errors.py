@@ -156,15 +156,14 @@ def cause(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def as_ours(error: BaseException, said: str) -> SpecllamaError:
+def as_ours(error: BaseException, said: str = "") -> SpecllamaError:
     """Return any error as one of ours; ``said``: what failed, for one that is not."""
     if isinstance(error, SpecllamaError):
         return error
-    why = f": {words}" if (words := cause(error)) else ""
     if not out_of_memory(error):
-        return EngineError(f"{said}: {type(error).__name__}{why}")
+        return EngineError(": ".join(filter(None, (said, type(error).__name__, cause(error)))))
     return DoesNotFit(
-        f"{said}: there is no memory left for it{why}",
+        ": ".join(filter(None, (said, "there is no memory left for it", cause(error)))),
         "choose a smaller model or a shorter context (-c), or raise the limit that is set: "
         "specllama doctor shows it",
     )

@@ -73,7 +73,7 @@ class RunningTurn:
             for event in self._events:
                 self._take(event)
         except Exception as caught:
-            error = as_ours(caught, "the reply failed")
+            error = as_ours(caught)
         with self._lock:
             self._batch.error = error
             self._batch.ended = True

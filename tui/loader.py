@@ -176,7 +176,7 @@ class EngineLoader:
             message = EngineReady(self.host.start() if recipe is None else self.host.switch(recipe))
         except Exception as error:
             kept = recipe is not None and self.info is not None
-            message = EngineFailed(as_ours(error, "the model could not be loaded"), kept=kept)
+            message = EngineFailed(as_ours(error), kept=kept)
         # A load replaced by a newer one neither failed nor is ready.
         if number == self._loads:
             self._post(message)

@@ -11,15 +11,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fakes import ScriptedEngine
 
 from specllama import paths
 from specllama.backend import cores
 from specllama.cli import invoke
 from specllama.cli.diagnostics import explain
+from specllama.cli.repl import Repl
 from specllama.engine.profiles import Profile
 from specllama.errors import CannotLoad, DoesNotFit, EngineError, UsageError, as_ours
 from specllama.events import Notice, TextDelta
 from specllama.server.request_queue import RequestQueue
+from specllama.session import Session
 from specllama.store.sessions import SessionStore
 
 MAPPED = "llguidance.abi3.so: failed to map segment from shared object"
@@ -173,3 +176,19 @@ def test_a_full_disk_is_one_warning_of_a_command(
     said = capsys.readouterr().err
     assert said.count("nothing can be kept") == 1
     assert all(word in said for word in ("is full", "conversations", "logs", "measurements"))
+
+
+def test_a_plain_chat_offers_a_file_until_one_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    answers = iter([str(tmp_path / "file"), str(tmp_path / "chat.md")])
+    monkeypatch.setattr("click.prompt", lambda *words, **how: next(answers))
+    lines = SimpleNamespace(interactive=True, message=lambda: None)
+    with SessionStore.open(tmp_path / "file" / "sessions.db") as store:
+        session = Session(ScriptedEngine(["A reply."]), store)
+        list(session.send("A question."))
+        assert Repl(session, store, lines=lines, quiet=True).run() == 0  # type: ignore[arg-type]
+    assert "A reply." in (tmp_path / "chat.md").read_text()
+    assert (tmp_path / "file").read_text() == "mine"
+    assert next(answers, None) is None
