@@ -2,8 +2,8 @@
 
 ``judge`` reads headers, ``Machine.judge`` the sizes of a catalog's entry, ``judge_size`` that of a
 file. Every list of models and pairs shows what they return. Speeds are rules of thumb (a step reads
-the active weights once, wherever they lie), good for choosing between pairs on one machine, not for
-promises: what a machine really does is measured once the pair is loaded.
+the active weights once, wherever they lie), good for choosing between models on one machine, and
+for plain decoding only: nothing but a run here tells what drafting gains.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.loadable import VocabularyOnly, check_loadable
 from specllama.models.pairing import PairReport, active_params, compare
 from specllama.models.summaries import FileSummary, Summaries, loadable
-from specllama.rates import fixed_speeds, pays_above, steady
+from specllama.rates import pays_above
 from specllama.settings.params import EngineOptions
 from specllama.text import size
 
@@ -29,9 +29,6 @@ Fits = Literal["yes", "tight", "no"]
 SHARED_BANDWIDTH = 200e9  # memory that GPU and CPU share
 RAM_BANDWIDTH = 50e9
 CORE_BANDWIDTH = 7e9  # quantized weights that one core computes with, whatever its memory gives
-CPU_ROW = 0.2  # a further row of a pass, of the cost of the first one: CPUs compute slowly
-GPU_ROW = 0.02
-ACCEPTANCE = 0.7  # of a draft model's tokens, where nothing was measured
 LEAST_BYTES = 100e6  # a smaller model does not wait for memory: nothing is foretold of it
 FAST_ENOUGH = 8.0  # plain tokens a second: one reads 5, and thoughts and code are skimmed
 
@@ -52,9 +49,10 @@ class Weights:
     def of(header: GgufHeader) -> Weights:
         return Weights(header.tensor_bytes, active_params(header) / max(header.n_params, 1))
 
-    def read(self, rows: int = 1) -> float:
-        """Return the bytes that a pass reads, at least one; each row picks its own experts."""
-        return max(self.bytes * (1.0 - (1.0 - self.used) ** rows), 1.0)
+    @property
+    def read(self) -> float:
+        """The bytes that a step reads, at least one."""
+        return max(self.bytes * self.used, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +63,7 @@ class Judgement:
         why: why the draft cannot draft for the target, "" if it can.
         fits: in memory: "yes", "tight" (with little else open), or "no".
         needs: bytes that have to fit. free: bytes that are, 0 if unknown.
-        plain: expected tokens a second, None if nothing is foretold; drafted: with the draft model,
-            None if that does not pay at ``ACCEPTANCE``.
+        plain: expected tokens a second without drafting, None if nothing is foretold.
         pays_above: the share of guesses to be kept for any gain, by sizes. A lower bound.
         draft, report, memory: of files: the draft's header, how its tokens compare, and the parts
             of what is needed; None where that is not known.
@@ -77,7 +74,6 @@ class Judgement:
     needs: float = 0
     free: float = 0
     plain: float | None = None
-    drafted: float | None = None
     pays_above: float | None = None
     draft: GgufHeader | None = None
     report: PairReport | None = None
@@ -97,11 +93,8 @@ class Judgement:
 
     @property
     def speed(self) -> str:
-        """Words such as "about 12 tok/s, 20 with its draft"; "" if nothing is foretold."""
-        if self.plain is None:
-            return ""
-        more = "" if self.drafted is None else f", {figure(self.drafted)} with its draft"
-        return f"about {figure(self.plain)} tok/s{more}"
+        """Words such as "about 12 tok/s plain"; "" if nothing is foretold."""
+        return "" if self.plain is None else f"about {figure(self.plain)} tok/s plain"
 
 
 def figure(speed: float | None) -> str:
@@ -123,18 +116,10 @@ class Machine:
     cores: int
     on_gpu: bool = False
 
-    def speeds(self, target: Weights, draft: Weights | None) -> tuple[float, float | None]:
-        """Estimate the speed of a pair: plain, and with its draft model if that pays at
-        ``ACCEPTANCE``."""
+    def speed(self, target: Weights) -> float:
+        """Estimate the tokens a second of plain decoding."""
         cpu = min(RAM_BANDWIDTH, self.cores * CORE_BANDWIDTH)
-        plain = (SHARED_BANDWIDTH if self.on_gpu else cpu) / target.read()
-        if draft is None:
-            return plain, None
-        row = GPU_ROW if self.on_gpu else CPU_ROW
-        survival = steady(ACCEPTANCE)
-        passes = [target.read(n) * (1.0 + row * (n - 1)) for n in range(len(survival) + 2)]
-        gain = max(fixed_speeds(survival, draft.read(), passes).values())
-        return plain, plain * gain if gain > 1.0 else None
+        return (SHARED_BANDWIDTH if self.on_gpu else cpu) / target.read
 
     def judge(self, pair: catalog.CatalogPair) -> Judgement:
         """Judge a pair that is not here, from its sizes alone, at 8k context."""
@@ -142,12 +127,9 @@ class Machine:
         fits: Fits = "tight" if needs <= self.memory * 0.9 or self.memory <= 0 else "no"
         if 0 < pair.memory_gb * 1e9 <= self.memory * 1.05:
             fits = "yes"
-
-        def weights(model: catalog.CatalogModel) -> Weights:
-            return Weights(model.bytes, model.active / model.params)
-
-        draft = None if pair.draft is None else weights(pair.draft)
-        return Judgement("", fits, needs, self.memory, *self.speeds(weights(pair.target), draft))
+        model = pair.target
+        speed = self.speed(Weights(model.bytes, model.active / model.params))
+        return Judgement("", fits, needs, self.memory, speed)
 
     def recommended(
         self, pairs: Iterable[catalog.CatalogPair] | None = None
@@ -219,7 +201,7 @@ def judge(
     """Judge a pair of files as they would be loaded into RAM.
 
     Args:
-        machine: foretells speeds.
+        machine: foretells the speed.
         heads: drafting heads that would be loaded alongside the pair, for the memory it needs.
     """
     why, report = ("", None) if draft is None else _compared(target, draft)
@@ -234,14 +216,13 @@ def judge(
         length = context.usual(target, lambda n: need(n).required)
     whole, free = need(length), memory.available_memory()
     ours, its = Weights.of(target), None if draft is None else Weights.of(draft)
-    plain = drafted = None
+    plain = None
     if machine is not None and target.tensor_bytes >= LEAST_BYTES:
-        plain, drafted = machine.speeds(ours, its)
+        plain = machine.speed(ours)
     return Judgement(
         fits="yes" if memory.fits(whole) else "no", needs=whole.required, free=free,
-        plain=plain, drafted=drafted,
-        pays_above=None if its is None else pays_above(its.read(), ours.read()), draft=draft,
-        report=report, memory=whole,
+        plain=plain, pays_above=None if its is None else pays_above(its.read, ours.read),
+        draft=draft, report=report, memory=whole,
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from specllama.models import catalog, judgement, library, memory, pull, refs
 from specllama.models.catalog import HubRef
 from specllama.models.gguf import read_header
 from specllama.models.hub_client import Listing, SearchHit, select
-from specllama.models.judgement import Judgement, Machine, figure, judge, without_name
+from specllama.models.judgement import Judgement, Machine, judge, without_name
 from specllama.models.library import LocalModel
 from specllama.models.loadable import check_loadable
 from specllama.models.summaries import Summaries
@@ -333,11 +333,7 @@ def offered_rows(models: Sequence[LocalModel], machine: Machine) -> list[ChoiceR
 
 
 def _offer(pair: catalog.CatalogPair, arrived: int, judged: Judgement, *, best: bool) -> ChoiceRow:
-    speed = f"about {figure(judged.plain)} tok/s"
-    if judged.drafted is not None:
-        speed += f", {figure(judged.drafted)} drafted"
-    elif pair.draft is None:
-        speed += f", drafts by {pair.method}"
+    speed = judged.speed
     tight = ", tight here" if judged.fits == "tight" else ""
     here = f"{size(arrived)} here; Enter continues" if arrived else f"{speed}{tight}"
     names = " + ".join(model.ref for model in pair.models)

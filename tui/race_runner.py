@@ -11,8 +11,17 @@ from dataclasses import dataclass
 
 from textual.message import Message
 
-from specllama.bench.experiment import DRAFTED, LAPS, TOKENS, Run, ask_all, drafted, plain_and
-from specllama.bench.outcome import RaceBoard
+from specllama.bench.experiment import (
+    DRAFTED,
+    LAPS,
+    PLAIN,
+    TOKENS,
+    Run,
+    ask_all,
+    drafted,
+    plain_and,
+)
+from specllama.bench.outcome import RaceBoard, is_idle
 from specllama.bench.prompts import load_prompts
 from specllama.cancel import Cancel
 from specllama.errors import EngineError, SpecllamaError
@@ -102,6 +111,13 @@ class RaceSetup:
             ways = [(m.label, params.replace(proposer=m.name)) for m in methods]
         return plain_and(self.prompt or load_prompts()[0].content, params, ways, n)
 
+    def fits(self, board: RaceBoard) -> bool:
+        """True if what was raced was raced with today's settings, methods and lengths apart."""
+        apart = {"proposer": "auto", "max_tokens": 1, "ignore_eos": False}
+        now = next(run.params for run in self.lap(0) if run.name != PLAIN).replace(**apart)
+        runs = [run for tab in board.runs.values() for run in tab if run.name != PLAIN]
+        return all(run.params.replace(**apart) == now for run in runs)
+
     def table(self, board: RaceBoard, methods: Sequence[MethodInfo]) -> list[Run]:
         """Put the next laps of these methods on the board."""
         first = board.free_lap("methods")
@@ -128,6 +144,8 @@ class Advice:
 def advise(now: GenerateParams, mine: Payoff | None) -> Advice:
     """Judge today's settings, raced against plain decoding, and return advice."""
     answer = "unknown" if mine is None else mine.answer
+    if mine is not None and mine.low is not None and is_idle(mine):
+        return Advice("P races another prompt: hardly anything was guessed in this one")
     match answer, now.speculate:
         case "faster", True:
             return Advice("leave it as it is: drafting pays here")
@@ -142,6 +160,8 @@ def advise(now: GenerateParams, mine: Payoff | None) -> Advice:
             return Advice("leave it as it is: drafting does not pay here and stays off by itself")
         case "unsure", _:
             return Advice("too close to call: Enter runs more pairs, L races a longer reply")
+    if mine is not None and mine.ratio is not None:
+        return Advice("Enter runs more pairs, best with nothing else running")
     return Advice("the reply is too short to tell: L races a longer one, P another prompt")
 
 
@@ -153,7 +173,9 @@ def advise_among(
     Args:
         mine: of today's settings, where they were raced.
     """
-    faster = [(one.low or 0.0, run) for run, one in judged if one.answer == "faster"]
+    faster = [
+        (one.low or 0.0, run) for run, one in judged if one.answer == "faster" and not is_idle(one)
+    ]
     today = mine.ratio if mine is not None and mine.answer == "faster" and now.speculate else None
     if faster:
         low, best = max(faster, key=lambda item: item[0])

@@ -279,12 +279,13 @@ def ask(
     cancel: Cancel | None = None,
     moved: Callable[[Run], object] | None = None,
 ) -> None:
-    """Run one answer; ``moved`` is called with every round. Nothing is copied from other runs: they
-    wrote the same."""
+    """Run one answer; ``moved`` is called with every round, and as the prompt is read. Nothing is
+    copied from other runs: they wrote the same."""
     params = run.params.replace(scope=uuid4().hex)
     run.began_s = perf_counter()
     for event in engine.generate(run.prompt, params, cancel=cancel):
-        if run.take(event).rounds and moved is not None:
+        new = run.take(event)
+        if moved is not None and (new.rounds or new.prefill):
             moved(run)
 
 

@@ -21,7 +21,7 @@ from specllama.bench.experiment import PLAIN, Run
 from specllama.events import RoundDone
 from specllama.rates import Payoff, fixed_speeds, pays_above, share, steady
 from specllama.text import number_of
-from specllama.verdict import Interval, is_wide, lead, payoff, singles_of
+from specllama.verdict import Interval, is_wide, payoff, singles_of
 
 MAX_K = 16
 ENOUGH = 3  # passes of a width before their cost counts as measured
@@ -100,10 +100,13 @@ class SpeedModel:
 
 
 LEVEL = 0.05  # 1 in 20 intervals misses the truth
-# After every pair of a race the interval is looked at: eight looks at this level miss as seldom.
+# After every pair of a race the interval is looked at, and the best of several methods is looked
+# for: eight looks at this level miss as seldom.
 LOOKED_AT = 0.01
-TOO_SHORT = "the reply was too short"
+TOO_SHORT = "not known yet: the reply was too short"
+TOO_FEW = "not known yet: one pair of runs proves nothing"
 TOO_WIDE = "not known yet: the runs differ too much"
+IDLY = "hardly anything was guessed in this text"
 LEAST, MOST = 3, 10  # pairs of a race: before it may end, and at most
 MORE = 5  # pairs, on request
 IDLE = 2  # pairs, after which a race ends in which hardly anything is guessed
@@ -213,6 +216,12 @@ class RaceBoard:
         begun = [run for run in runs if run.rounds]
         return (begun or runs)[-1] if runs else None
 
+    def present(self, tab: str) -> list[Run]:
+        """List the runs of the lap that goes on; none if all came to their end."""
+        runs = self.runs.get(tab, [])
+        lap = next((run.lap for run in runs if run.finished is None), None)
+        return [run for run in runs if run.lap == lap]
+
 
 @dataclass(frozen=True, slots=True)
 class Way:
@@ -250,8 +259,13 @@ class Way:
 
     @property
     def idle(self) -> bool:
-        """True if hardly anything was guessed."""
-        return self.pairs >= IDLE and self.verdict.drafted < FEW * self.verdict.tokens
+        """True if hardly anything was guessed: what the runs differ by is no gain of guesses."""
+        return self.pairs >= IDLE and is_idle(self.verdict)
+
+    @property
+    def comparable(self) -> bool:
+        """True if the speeds of both may be shown side by side: they say what the answer says."""
+        return not self.idle and not lacking(self.verdict)
 
     @property
     def proof(self) -> str:
@@ -279,21 +293,21 @@ def race(
 
 
 def ways(board: RaceBoard, tab: str) -> list[Way]:
-    """List the ways that were run on a tab against its plain runs, the fastest first."""
-    rows: list[Row] = []
-    for name in dict.fromkeys(run.name for run in board.runs.get(tab, []) if run.name != PLAIN):
-        laps = [lap for lap in board.laps(tab).values() if PLAIN in lap and name in lap]
-        if laps:
-            rows.append([(lap[PLAIN], lap[name]) for lap in laps])
-    level = LOOKED_AT if tab == "race" else LEVEL
-    speeds = [pairs(row, lambda run: run.speed) for row in rows]
+    """List the ways that were run on a tab against plain runs, the fastest first. The laps of all
+    tabs count, so that no two give a method different verdicts."""
+    rows: dict[str, Row] = defaultdict(list)
+    for lap in (lap for one in board.runs for lap in board.laps(one).values() if PLAIN in lap):
+        for run in (run for run in lap.values() if run.name != PLAIN):
+            rows[run.params.proposer].append((lap[PLAIN], run))
+    speeds = [pairs(row, lambda run: run.speed) for row in rows.values()]
     spread, free = _noise(speeds)
     # half of each difference is the plain run's, which all rows have in common
     free /= 1 + (sum(map(bool, speeds)) - 1) / 4
-    found = []
-    for row, speed in zip(rows, speeds, strict=True):
-        clock = _compared(speed, spread, free, level)
-        found.append(Way(row, clock, *_same(row), _verdict(row, clock)))
+    here, found = {run.params.proposer for run in board.runs.get(tab, ())}, []
+    for (name, row), speed in zip(rows.items(), speeds, strict=True):
+        clock = _compared(speed, spread, free, LOOKED_AT)
+        if name in here:
+            found.append(Way(row, clock, *_same(row), _verdict(row, clock)))
     return sorted(found, key=lambda way: -(way.verdict.ratio or 0.0))
 
 
@@ -331,16 +345,18 @@ def ratio_words(one: Interval | Payoff) -> str:
     return f"{one.ratio:.2f}×" + (f" ({interval})" if interval else "")
 
 
-def said(verdict: Payoff) -> str:
-    """Return the words for a table or a list: did it pay?"""
-    match verdict.answer:
-        case "unknown" if verdict.low is not None:
-            return TOO_WIDE
-        case "unknown" if verdict.ratio is not None:
-            return f"{verdict.ratio:.2f}× in one run: Enter runs it again"
-        case "off":
-            return f"off, {_probing(verdict)}"
-    return lead(verdict, TOO_SHORT)
+def is_idle(verdict: Payoff) -> bool:
+    """True if hardly anything was guessed, unless looking for guesses surely cost time."""
+    return verdict.drafted < FEW * verdict.tokens and verdict.answer != "slower"
+
+
+def lacking(verdict: Interval | Payoff) -> str:
+    """Return the reason why an answer is not known yet; "" if it is."""
+    if verdict.ratio is None:
+        return TOO_SHORT
+    if verdict.low is None:
+        return TOO_FEW
+    return TOO_WIDE if is_wide(verdict) else ""
 
 
 def _probing(verdict: Payoff) -> str:
@@ -352,8 +368,8 @@ def _probing(verdict: Payoff) -> str:
 def answer(way: Way) -> tuple[str, str]:
     """Return the answer to "does it pay?": a word, and the sentence that explains it."""
     one = way.verdict
-    if way.idle and one.answer in ("unsure", "unknown", "off"):
-        return "NO", "hardly anything was guessed in this text"
+    if way.idle:
+        return "NO", IDLY
     match one.answer:
         case "faster":
             return "YES", f"drafting is {one.ratio:.2f}× faster here"
@@ -363,9 +379,7 @@ def answer(way: Way) -> tuple[str, str]:
             return "NO", f"drafting switches itself off here, {_probing(one)}"
         case "unsure":
             return "CANNOT TELL YET", "plain and drafted are too close to call"
-    if one.low is not None:
-        return "CANNOT TELL YET", TOO_WIDE
-    return "CANNOT TELL YET", TOO_SHORT if one.ratio is None else "one pair of runs proves nothing"
+    return "CANNOT TELL YET", lacking(one)
 
 
 def decided(way: Way) -> bool:
@@ -375,12 +389,14 @@ def decided(way: Way) -> bool:
 
 def why(board: RaceBoard, way: Way) -> str:
     """Explain in a sentence the cost of a guess and how many are kept, if that explains the answer;
-    else the yield of a pass and its time."""
+    else the yield of a pass and its time. An answer that is not sure has no reason."""
     pair, one = model(board), way.verdict
-    if not one.ratio or not one.per_pass:
+    if not one.ratio or not one.per_pass or one.answer not in ("faster", "slower") or way.idle:
         return ""
     if pair is None or pair.pays != (one.ratio > 1.0):
         took = one.per_pass / one.ratio
+        if took < 1.0:  # no pass takes less than a plain one: the machine was busy
+            return ""
         return f"each pass gave {one.per_pass:.1f} tokens and took as long as {took:.1f} plain ones"
     cost = pair.c + pair.beta
     return (
@@ -391,9 +407,9 @@ def why(board: RaceBoard, way: Way) -> str:
 
 def way_words(way: Way) -> str:
     """Return words such as "raced, 2 pairs: 198 tok/s, 0.74× (0.62–0.86) of plain"."""
-    speed = "" if way.speed is None else f"{way.speed:.0f} tok/s, "
-    ratio = ratio_words(way.verdict)
-    found = TOO_SHORT if way.verdict.ratio is None else TOO_WIDE
-    found = f"{speed}{ratio} of plain" if ratio else found
-    off = ", drafting stays off" if way.verdict.answer == "off" else ""
-    return f"raced, {number_of(way.pairs, 'pair')}: {found}{off}"
+    if way.comparable:
+        found = f"{way.speed:.0f} tok/s, {ratio_words(way.verdict)} of plain"
+        found += ", drafting stays off" if way.verdict.answer == "off" else ""
+    else:
+        found = IDLY if way.idle else lacking(way.verdict)
+    return f"raced, {number_of(way.pairs, 'pair')}: {found}"

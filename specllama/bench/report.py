@@ -25,9 +25,9 @@ from specllama.bench.outcome import Pairs, as_one, between, pairs
 from specllama.interface import EngineInfo, ModelInfo
 from specllama.models.contents import of_model
 from specllama.paths import package_versions
-from specllama.rates import GuessShares, share, total
+from specllama.rates import GuessShares, Payoff, share, total
 from specllama.text import figure
-from specllama.verdict import judge
+from specllama.verdict import judge, payoff
 
 Beside = Sequence[tuple[RunFigures, RunFigures]]
 """Runs of the baseline, each with the arm's of the same task in the same repetition."""
@@ -126,6 +126,19 @@ class Comparison:
         """Summarize one arm over the runs of a temperature and a slice (None: of all)."""
         mine, every = self._runs(temperature, slice, arm), self._runs(None, None, arm)
         return Summary(arm, group, mine, self._beside(mine), self._beside(every))
+
+    def verdict(self, arm: str, temperature: float | None = None) -> Payoff:
+        """Judge one arm over the runs of a temperature (None: of all). Where nothing was repeated,
+        prompts tell how much runs differ: the verdict is on texts of these kinds then."""
+        runs = self._runs(temperature, None, arm)
+        rows, table = (
+            _rows(self._beside(some), lambda r: r.speed)
+            for some in (runs, self._runs(None, None, arm))
+        )
+        if all(len(row) < 2 for row in table):
+            table = [[pair for row in table for pair in row]]
+        passes = [one for run in runs for one in run.passes]
+        return payoff(passes, as_one(rows, table), newest=())
 
 
 def _rows(beside: Beside, figure: Callable[[RunFigures], float | None]) -> list[Pairs]:

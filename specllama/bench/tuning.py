@@ -17,10 +17,11 @@ from typing import Any
 from specllama.backend.base import Context, Outputs
 from specllama.backend.turns import timed
 from specllama.bench.experiment import EngineArm, compare, tasks_of
+from specllama.bench.outcome import is_idle, lacking, ratio_words
 from specllama.bench.prompts import BenchPrompt, numbered
 from specllama.bench.report import Comparison
 from specllama.engine.engine import Engine
-from specllama.rates import LONGEST
+from specllama.rates import LONGEST, Payoff
 from specllama.settings.params import GenerateParams
 from specllama.speculative.drafting.draft_model import ChainDrafter
 from specllama.speculative.policy.costs import Costs
@@ -28,7 +29,7 @@ from specllama.speculative.policy.costs import Costs
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
 READS = (1, 2, 4, 8, 16, 32, 64, 128)
 TEXT = 256  # tokens of the text behind which passes are timed
-WORTH = 1.03  # less is noise: leave speculation to the window, promise nothing
+MORE = "more repetitions (specllama tune -r 3), with nothing else running,"
 PLAIN, WINDOW = "plain", "specllama"
 
 
@@ -187,21 +188,46 @@ def split(prompts: Sequence[BenchPrompt], n: int) -> tuple[list[BenchPrompt], ..
 
 
 def advise(check: Comparison) -> dict[str, Any]:
-    """Choose on or off, per temperature and overall, by the speed of the window over plain."""
-    gains = {t: check.summary(WINDOW, "", temperature=t).ratio for t in check.temperatures}
-    top = max((gain or 1.0 for gain in gains.values()), default=1.0)
-    found = f"{top:.2f}× plain measured over all slices"
-    words = (
-        f"keep speculation on: {found}; the window turns it off where it loses"
-        if top >= WORTH
-        else f"speculation gains little here ({found}); the window keeps it off, and --no-spec "
-        "saves the memory of the draft model"
-    )
+    """Judge the window over plain decoding: the whole, and each temperature for itself."""
+    whole = check.verdict(WINDOW)
+    each = {t: check.verdict(WINDOW, t) for t in check.temperatures}
     return {
-        "speculate": top >= WORTH,
+        "speculate": _wanted(whole),
+        "answer": whole.answer,
+        "measured": whole.ratio,
+        "low": whole.low,
+        "high": whole.high,
         "temperatures": {
-            f"{t:g}": {"speculate": (gain or 1.0) >= WORTH, "measured": gain}
-            for t, gain in gains.items()
+            f"{t:g}": {
+                "speculate": _wanted(one),
+                "measured": one.ratio,
+                "low": one.low,
+                "high": one.high,
+            }
+            for t, one in each.items()
         },
-        "words": words,
+        "words": _words(whole),
     }
+
+
+def _wanted(one: Payoff) -> bool | None:
+    """True if drafting pays; None if that is not known."""
+    if is_idle(one) or one.answer in ("slower", "off"):
+        return False
+    return True if one.answer == "faster" else None
+
+
+def _words(whole: Payoff) -> str:
+    """Write the verdict on all replies together, and what follows from it."""
+    found = f"{ratio_words(whole)} of plain over all replies"
+    off = "the window keeps it off, and --no-spec saves the memory of the draft model"
+    if is_idle(whole):
+        return f"hardly anything was guessed in these replies: {off}"
+    match whole.answer:
+        case "faster":
+            return f"keep speculation on: {found}; the window turns it off where it loses"
+        case "slower" | "off":
+            return f"speculation loses here: {found}; {off}"
+        case "unsure":
+            return f"no sure gain and no sure loss: {found}; {MORE} may tell"
+    return f"{lacking(whole)}; {MORE} may tell"

@@ -176,7 +176,7 @@ def why(board: RaceBoard, way: Way) -> str:
     costs = outcome.model(board)
     if said := outcome.why(board, way):
         return said
-    if costs is None or way.verdict.answer == "faster":
+    if costs is None or way.idle or way.verdict.answer == "faster":
         return ""
     return (
         f"a guess costs {costs.c + costs.beta:.2f} of a plain step here, of which the further row "
@@ -215,12 +215,11 @@ def _show(way: Way, why: str, what: str) -> None:
 
     word, sentence = outcome.answer(way)
     output.line(f"{word}: {sentence}, with {what}")
-    if way.plain and way.speed:
+    if way.plain and way.speed and way.comparable:
         most = max(way.plain, way.speed)
         output.line(f"plain    {bar(way.plain / most, BAR):<{BAR}} {rate(way.plain):>5} tok/s")
         output.line(f"drafted  {bar(way.speed / most, BAR):<{BAR}} {rate(way.speed):>5} tok/s")
-        runs = number_of(way.pairs, "pair")
-        ratio = ratio_words(way.verdict)
-        output.line(f"{ratio} of plain, {runs} of runs; {way.proof}".removeprefix(" of plain, "))
+        output.line(f"{ratio_words(way.verdict)} of plain")
+    output.line(f"{number_of(way.pairs, 'pair')} of runs; {way.proof}")
     if why:
         output.line(why)

@@ -390,22 +390,24 @@ def path(ref: str | None) -> None:
 def pairs(name: str | None, only_fitting: bool, as_json: bool) -> None:
     """List curated pairs of target and draft model.
 
-    Those that fit this machine are marked. tok/s is an estimate from their size: plain, and with
-    the draft model if 70 % of its guesses are kept. About 8 tok/s is reading speed.
+    Those that fit this machine are marked. Plain tok/s is an estimate from their size, without
+    drafting; about 8 is reading speed. What drafting gains is measured once a pair is here:
+    specllama tune -m NAME.
 
     With NAME, show one pair with its repositories, the reason and its source.
     """
     from specllama.backend.this_machine import this_machine
-    from specllama.models import catalog
+    from specllama.models import catalog, library
 
     machine = this_machine()
     chosen = list(catalog.load().values()) if name is None else [_named_pair(name)]
     entries = [(pair, machine.judge(pair)) for pair in chosen]
     entries = [entry for entry in entries if entry[1].fits != "no" or not only_fitting]
     if as_json:
+        here = library.scan()
         found = [
             pair.to_dict()
-            | {"fits": one.fits, "tok_per_s": one.plain, "drafted_tok_per_s": one.drafted}
+            | {"method": hub_views.method_of(pair, here), "fits": one.fits, "tok_per_s": one.plain}
             for pair, one in entries
         ]
         output.json_line({"pairs": found})

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from specllama.models.gguf import GgufHeader
     from specllama.models.hub_client import HubClient
     from specllama.models.judgement import Judgement, Listed
+    from specllama.models.library import LocalModel
     from specllama.models.pull import PullItem
     from specllama.models.summaries import FileSummary
 
@@ -124,11 +125,10 @@ def show_pairs(entries: Sequence[tuple[CatalogPair, Judgement]]) -> None:
         Column("fits", lambda one: FIT_WORDS[one[1].fits], style="green"),
         Column("name", lambda one: one[0].name, style="bold"),
         number("target", lambda one: count(one[0].target.params)),
-        Column("draft with", lambda one: _draft_words(one[0])),
+        Column("draft with", lambda one: _draft_words(one[0], here)),
         number("size", lambda one: size(one[0].bytes)),
         number("memory", lambda one: f"{one[0].memory_gb:.0f} GB"),
-        number("tok/s", lambda one: figure(one[1].plain)),
-        number("drafted", lambda one: figure(one[1].drafted), drop=90),
+        number("plain tok/s", lambda one: figure(one[1].plain)),
         Column("here", lambda one: "yes" if is_here(one[0]) else "", style="green"),
         Column("why", lambda one: one[0].why, cut=True, drop=100),
     ]
@@ -137,17 +137,19 @@ def show_pairs(entries: Sequence[tuple[CatalogPair, Judgement]]) -> None:
 
 def show_pair(pair: CatalogPair, judged: Judgement) -> None:
     """Show one pair with all known facts."""
+    from specllama.models import library
+
     draft = pair.draft
     facts = {
         "why": pair.why,
         "target": f"{pair.target.ref}  {count(pair.target.params)}, {size(pair.target.bytes)}",
-        "draft": _draft_words(pair)
+        "draft": _draft_words(pair, library.scan())
         if draft is None
         else f"{draft.ref}  {count(draft.params)}, {size(draft.bytes)}",
         "head": f"specllama hub pull {pair.head}" if pair.head else "",
         "not here": pair.cannot,
         "memory": f"{pair.memory_gb:.0f} GB; this machine: {size(judged.free)}, {judged.fits}",
-        "speed here": f"{judged.speed}, by its size",
+        "speed here": f"{judged.speed}, by its size; with drafting: not measured",
         "license": pair.licence,
         "source": pair.source,
         "checked": f"{'on the hub' if pair.checked else 'no'}, {pair.date}",
@@ -155,10 +157,21 @@ def show_pair(pair: CatalogPair, judged: Judgement) -> None:
     show_facts(pair.name, pair.family, facts, style="bold")
 
 
-def _draft_words(pair: CatalogPair) -> str:
+def _draft_words(pair: CatalogPair, here: Sequence[LocalModel]) -> str:
+    from specllama.models.companions import HEADS
+
     if pair.draft is not None:
         return f"{count(pair.draft.params)} {pair.draft.hub.quant}"
-    return f"--proposer {pair.method}"
+    said = {kind.method: kind.says for kind in HEADS.values()}
+    return said.get(method_of(pair, here), "copies of its text")
+
+
+def method_of(pair: CatalogPair, here: Sequence[LocalModel]) -> str:
+    """Return the method that drafts for a pair: that of a head which is there for it, else the
+    catalog's. ``here`` are the models of this machine."""
+    from specllama.engine.target_heads import method_here
+
+    return pair.method if pair.draft is not None else method_here(pair, here) or pair.method
 
 
 # ---------------------------------------------------------------------- pulling

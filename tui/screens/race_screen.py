@@ -105,8 +105,9 @@ class RaceScreen(Page):
     def on_mount(self) -> None:
         self.query_one("#race-ask").display = False
         before, prompt = self.board.plain("race"), self.setup.prompt
-        if before is not None and prompt is not None and before.prompt != prompt:
-            self.board.runs.pop("race")  # another question is asked now
+        other = before is not None and prompt is not None and before.prompt != prompt
+        if other or not self.setup.fits(self.board):
+            self.board.runs.clear()  # another question is asked now, or with other settings
         self.action_tab(self.tab)
 
     def on_resize(self) -> None:
@@ -333,6 +334,7 @@ class RaceScreen(Page):
             lap = self.board.free_lap("race")
             words = f"Pair {lap} of {most}: the same reply, plainly and drafted"
             lines.append(Content.assemble((words, ink.accent)))
+            lines += race_tables.present(self.board.present("race"), self.glyphs, ink, width)
         elif way is not None:
             lines += race_tables.answer(way, ink, width, tall=tall)
         if plain is not None:
@@ -351,8 +353,9 @@ class RaceScreen(Page):
         if self._raced and self._raced != "race":
             runs = self.board.runs[self._raced]
             done = sum(run.finished is not None for run in runs)
-            words = f"run {min(done + 1, len(runs))} of {len(runs)}"
-            return Content.assemble((words, ink.muted))
+            words = f"run {min(done + 1, len(runs))} of {len(runs)}: "
+            now = race_tables.present(runs[done : done + 1], self.glyphs, ink, self.size.width - 24)
+            return Content.assemble((words, ink.muted), *now)
         if (advice := self.advice) is not None:
             return Content.assemble((advice.said, ink.accent))
         return Content("")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import ClassVar
 
@@ -12,13 +12,13 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from specllama.bench import outcome
-from specllama.bench.experiment import PLAIN, Run
+from specllama.bench.experiment import PLAIN, TOKENS, Run
 from specllama.bench.outcome import RaceBoard, Way, ratio_words
 from specllama.interface import EngineInfo, MethodInfo
 from specllama.text import rate, sanitize_line
-from specllama.tui.themes import Ink
+from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.inked import Inked
-from specllama.tui.widgets.stats_strip import duration
+from specllama.tui.widgets.stats_strip import duration, reading
 from specllama.verdict import details
 
 AUTOMATIC = MethodInfo(
@@ -47,7 +47,8 @@ def raced(board: RaceBoard) -> dict[str, tuple[str, str]]:
         for way in outcome.ways(board, tab):
             if way.plain is not None:
                 found["none"] = f"raced: {way.plain:.0f} tok/s", ""
-            found[way.run.params.proposer] = outcome.way_words(way), way.verdict.answer
+            answer = "unknown" if way.idle else way.verdict.answer
+            found[way.run.params.proposer] = outcome.way_words(way), answer
     return found
 
 
@@ -170,7 +171,7 @@ def question(run: Run, asked: str, pairs: int, ink: Ink, width: int) -> Content:
 
 def bars(way: Way, ink: Ink, width: int) -> list[Content]:
     """Draw plain and drafted for comparison by eye: tokens a second, and the time of one run."""
-    if not way.plain or not way.speed:
+    if not way.plain or not way.speed or not way.comparable:
         return []
     tokens = len(way.run.tokens) - 1
     told = ratio_words(way.verdict)
@@ -199,6 +200,23 @@ def bars(way: Way, ink: Ink, width: int) -> list[Content]:
             )
         )
     return lines if beside else [*lines, Content.assemble(" " * NAME, (told, ink.muted))]
+
+
+def present(runs: Sequence[Run], glyphs: Glyphs, ink: Ink, width: int) -> list[Content]:
+    """Draw the runs that go on, as far as they have come: the prompt read, then tokens written."""
+    lines: list[Content] = []
+    for run in runs:
+        name = f"{run.name:<{NAME}} "
+        line = Content("waits for its turn" if run.started is None else "begins")
+        if run.rounds:
+            most = run.params.max_tokens or TOKENS
+            words = f"{len(run.tokens)} of at most {most} tokens written"
+            speed = "" if run.speed is None else f", {rate(run.speed)} tok/s"
+            line = Content.assemble((words + speed, ink.muted))
+        elif run.prefill is not None:
+            line = reading(run.prefill, width - len(name), glyphs, ink)
+        lines.append(Content.assemble((name, "bold"), line))
+    return lines
 
 
 def proof(way: Way, ink: Ink, width: int) -> Content:

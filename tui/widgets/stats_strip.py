@@ -16,6 +16,7 @@ from specllama.rates import Payoff
 from specllama.text import percent, rate, sanitize_line
 from specllama.tui.advice import NO_GUESSES
 from specllama.tui.record import Record
+from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.inked import Inked
 from specllama.verdict import brief, shown_remedies
 
@@ -60,6 +61,22 @@ class StripState:
         return self.speculate and self.verdict is not None and self.verdict.answer == "slower"
 
 
+def reading(progress: PrefillProgress, width: int, glyphs: Glyphs, ink: Ink) -> Content:
+    """Draw how far a prompt is read: a bar, the tokens, and the seconds left if they fit."""
+    done = progress.done / progress.total if progress.total else 1.0
+    left_s = (progress.left_ms or 0.0) / 1e3
+    parts = [
+        f" reading the prompt: {progress.done:,} of {progress.total:,} tokens",
+        *([f"about {left_s:.0f} s left"] * (left_s >= 1.0)),
+        *([f"{progress.cached:,} were cached"] * bool(progress.cached)),
+    ]
+    while len(", ".join(parts)) + 6 > width and len(parts) > 1:
+        del parts[-1]
+    words = ", ".join(parts)
+    full, rest = glyphs.meter(done, max(4, min(24, width - len(words) - 2)))
+    return Content.assemble((full, ink.accent), (rest, ink.muted), (words, ink.muted))
+
+
 def duration(ms: float | None) -> str:
     if ms is None:
         return "–"
@@ -77,7 +94,7 @@ class StatsStrip(Inked, Widget):
         """Draw the measurements at the left; at the right, the next action or a notice."""
         width = self.content_size.width
         if self.state.prefill is not None and self.state.busy:
-            return self._prefill(width)
+            return reading(self.state.prefill, width, self.glyphs, self.ink)
         cells = self._cells()
         shortest = [min(cell.cell_length for cell in forms) for forms in cells[:2]]
         least = sum(n + 3 for n in shortest)  # the verdict and the speed stay
@@ -147,21 +164,3 @@ class StatsStrip(Inked, Widget):
         else:
             words, style = [sanitize_line(s.notice)], ink.muted
         return [Content.assemble((one, style)) for one in words]
-
-    def _prefill(self, width: int) -> Content:
-        progress = self.state.prefill
-        assert progress is not None
-        done = progress.done / progress.total if progress.total else 1.0
-        left_s = (progress.left_ms or 0.0) / 1e3
-        parts = [
-            f" reading the prompt: {progress.done:,} of {progress.total:,} tokens",
-            *([f"about {left_s:.0f} s left"] * (left_s >= 1.0)),
-            *([f"{progress.cached:,} were cached"] * bool(progress.cached)),
-        ]
-        while len(", ".join(parts)) + 6 > width and len(parts) > 1:
-            del parts[-1]
-        words = ", ".join(parts)
-        full, rest = self.glyphs.meter(done, max(4, min(24, width - len(words) - 2)))
-        return Content.assemble(
-            (full, self.ink.accent), (rest, self.ink.muted), (words, self.ink.muted)
-        )

@@ -227,10 +227,9 @@ class Welcome(Inked, Static):
         machine = self.loader.machine
         if (pair := machine.recommended()) is not None:
             lead = "" if short else "for real work here: "
-            speed = machine.judge(pair).speed
             parts += [
                 ("F6 ", "bold $primary"),
                 (f"{lead}{pair.name}, {size(pair.bytes)} to download, ", ink.muted),
-                (speed.partition(",")[0] if short else speed, ink.muted),
+                (machine.judge(pair).speed, ink.muted),
             ]
         return parts

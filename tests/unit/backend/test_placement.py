@@ -303,16 +303,11 @@ def test_it_is_refused_on_a_machine_without_gpus_as_well(monkeypatch: pytest.Mon
 # ------------------------------------------------------------------ what is expected
 
 
-def test_a_pass_over_experts_costs_more_with_every_row() -> None:
-    dense, sparse, draft = Weights(GB), Weights(16 * GB, 1 / 16), Weights(GB / 16)
-    assert dense.read() == pytest.approx(sparse.read()) == dense.read(4)
-    assert sparse.read(4) > 3 * sparse.read()
+def test_a_step_over_experts_reads_only_those_that_it_uses() -> None:
+    dense, sparse = Weights(GB), Weights(16 * GB, 1 / 16)
+    assert dense.read == pytest.approx(sparse.read)
     machine = Machine(64 * GB, 8, on_gpu=True)
-    plain, drafted = machine.speeds(dense, draft)
-    assert drafted is not None
-    assert drafted > 2 * plain
-    assert machine.speeds(sparse, draft)[0] == pytest.approx(plain)
-    assert (machine.speeds(sparse, draft)[1] or 0.0) < 1.1 * plain
+    assert machine.speed(dense) == pytest.approx(machine.speed(sparse))
 
 
 def test_a_draft_goes_where_its_target_goes() -> None:

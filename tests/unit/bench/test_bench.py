@@ -7,6 +7,7 @@ import json
 import math
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -312,21 +313,60 @@ def round_of(drafted: int, accepted: int, source: str = "draft") -> RoundDone:
     )  # fmt: skip
 
 
-def check_of(seconds: float) -> Comparison:
-    """Plain decoding in one second against a window that took so many."""
-    runs = [
-        run_of(arm, 0, 101, s, token_ids=(1,))
-        for arm, s in (("plain", 1.0), ("specllama", seconds))
-    ]
+def check_of(
+    *seconds: float, temperatures: Sequence[float] = (0.0,), drafted: int = 2
+) -> Comparison:
+    """Plain decoding of prompts in one second each, against a window that took so many, the prompts
+    at the temperatures by turns."""
+    runs = []
+    for i, took in enumerate(seconds):
+        passes = [round_of(drafted, drafted)] * 20
+        for arm, s in (("plain", 1.0), ("specllama", took)):
+            run = run_of(arm, 0, 101, s, token_ids=(1,), passes=passes)
+            temperature = temperatures[i % len(temperatures)]
+            runs.append(dataclasses.replace(run, prompt=f"chat-{i}", temperature=temperature))
     return Comparison(baseline="plain", runs=runs)
 
 
-@pytest.mark.parametrize(("measured", "on"), [(1.0, False), (0.8, False), (1.5, True)])
-def test_what_the_window_gains_is_the_advice(measured: float, on: bool) -> None:
-    advice = advise(check_of(1.0 / measured))
-    assert advice["speculate"] is on
-    assert advice["temperatures"]["0"] == {"speculate": on, "measured": pytest.approx(measured)}
-    assert f"{measured:.2f}× plain measured" in advice["words"]
+@pytest.mark.parametrize(
+    ("gains", "wanted", "words"),
+    [
+        ((1.5, 1.48, 1.52, 1.51), True, "keep speculation on: 1.50× (1."),
+        ((0.8, 0.79, 0.81, 0.8), False, "speculation loses here: 0.80× (0.7"),
+        ((1.0, 0.9, 1.2, 1.1), None, "no sure gain and no sure loss: 1.04× (0."),
+        ((1.5,), None, "not known yet: "),
+        ((1.5, 0.2), None, "not known yet: the runs differ too much"),
+    ],
+)
+def test_what_the_window_gains_is_the_advice(
+    gains: Sequence[float], wanted: bool | None, words: str
+) -> None:
+    """The gain over all prompts with its interval, or that it is not known."""
+    advice = advise(check_of(*(1.0 / gain for gain in gains)))
+    assert advice["speculate"] is wanted
+    assert advice["words"].startswith(words)
+    assert advice["temperatures"]["0"]["measured"] == pytest.approx(advice["measured"])
+    if wanted is None:
+        assert "specllama tune -r 3" in advice["words"]
+
+
+def test_the_best_temperature_is_no_finding() -> None:
+    """1.30 at the one temperature where a machine was busy, 1.07 of all: tune praised 1.30."""
+    noisy = (1 / 0.97, 1 / 1.30, 1 / 0.96, 1 / 1.01, 1 / 1.28, 1 / 0.95)
+    advice = advise(check_of(*noisy, temperatures=(0.0, 0.7, 1.0)))
+    assert advice["temperatures"]["0.7"]["measured"] == pytest.approx(1.29, abs=0.01)
+    assert advice["measured"] == pytest.approx(1.07, abs=0.01)
+    assert advice["low"] < 1.0 < advice["high"]
+    assert "1.29" not in advice["words"]
+    assert "1.30" not in advice["words"]
+    assert advice["speculate"] is None
+
+
+def test_where_nothing_was_guessed_no_speed_is_praised() -> None:
+    advice = advise(check_of(*[1 / 1.3] * 6, drafted=0))
+    assert advice["words"].startswith("hardly anything was guessed in these replies")
+    assert "×" not in advice["words"]
+    assert advice["speculate"] is False
 
 
 def test_tuning_a_pair(engine: Engine) -> None:
