@@ -114,7 +114,7 @@ class Payoff(Kept):
 
     ``tokens`` came from ``passes`` of the target behind the first token. Of ``drafted`` guesses the
     target came to judge ``judged`` and kept ``accepted``. ``lost_ms`` is what drafting lost per
-    token where it was tried, or what a guess is expected to lose. ``plain_age_s`` is how long ago,
+    token where it was tried. ``plain_age_s`` is how long ago,
     at worst, the newest plain step was when a round was compared with it; None where plain steps
     were measured for the verdict, or that is unknown. Where it is too long, no answer is sure.
     ``remedies`` would be faster, the fastest first.

@@ -80,15 +80,12 @@ def is_wide(speed: Interval | Payoff) -> bool:
     return speed.low is not None and speed.high is not None and speed.high > WIDE * speed.low
 
 
-def judge(
-    passes: Sequence[RoundDone], singles: Sequence[float] = (), *, expected_ms: float | None = None
-) -> Payoff:
+def judge(passes: Sequence[RoundDone], singles: Sequence[float] = ()) -> Payoff:
     """Judge a stretch of rounds.
 
     Args:
         singles: milliseconds of plain steps that were measured for it. Without them the engine's
             own figure counts, or the plain steps among the rounds.
-        expected_ms: what a guess is expected to lose, where too few were made to measure it.
     """
     speed = _speed(passes, singles)
     found = payoff(passes, speed)
@@ -97,7 +94,7 @@ def judge(
         age = max((one.plain_age_s or 0.0 for one in passes if one.plain_n), default=None)
     if age is not None and age > STALE_S and answer in ("faster", "slower"):
         answer = "unknown" if is_wide(found) else "unsure"
-    lost_ms = speed.lost_ms if speed else expected_ms
+    lost_ms = speed.lost_ms if speed else None
     return replace(found, answer=answer, lost_ms=lost_ms, plain_age_s=age)
 
 
@@ -250,13 +247,10 @@ def lead(verdict: Payoff, measure: str) -> str:
     """Return the words that a reader needs first; ``measure`` says how to find out."""
     match verdict.answer:
         case "unknown":
-            return f"Not known yet: {measure}"
+            return f"Not known yet: {lacking(verdict)}; {measure}"
         case "off":
-            lost, figure = verdict.lost_ms or 0.0, ""
-            if lost >= 0.05:
-                tried = verdict.ratio is not None
-                figure = f"it lost {lost:.1f} ms a token" if tried else f"{lost:.1f} ms a guess"
-                figure = f" ({figure})"
+            lost = verdict.lost_ms or 0.0
+            figure = f" (it lost {lost:.1f} ms a token)" if lost >= 0.05 else ""
             return f"Drafting is off: it would be slower here{figure}"
         case "faster":
             return f"{_times(verdict.ratio)}× faster ({interval(verdict)})"
@@ -268,12 +262,21 @@ def lead(verdict: Payoff, measure: str) -> str:
     return f"Unsure: {found}"
 
 
+def lacking(verdict: Payoff) -> str:
+    """Return the reason why it is not known if drafting pays."""
+    if not verdict.drafted:
+        return "nothing was guessed in this text"
+    if verdict.low is None:
+        return "too few passes with and without guesses to tell if drafting pays"
+    return "times differ too much to tell if drafting pays"
+
+
 def brief(verdict: Payoff, measure: str) -> str:
     """Write it as a word and a ratio to plain decoding: "LOSES 0.25× (0.14–0.36)". A caller may cut
     it at a colon or a bracket."""
     match verdict.answer:
         case "unknown":
-            return f"Not known yet ({measure})"
+            return f"Not known yet if drafting pays ({measure})"
         case "off":
             return "Drafting off: it would be slower here"
     word = {"faster": "PAYS", "slower": "LOSES"}.get(verdict.answer, "UNSURE")

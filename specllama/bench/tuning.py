@@ -190,24 +190,12 @@ def split(prompts: Sequence[BenchPrompt], n: int) -> tuple[list[BenchPrompt], ..
 def advise(check: Comparison) -> dict[str, Any]:
     """Judge the window over plain decoding: the whole, and each temperature for itself."""
     whole = check.verdict(WINDOW)
-    each = {t: check.verdict(WINDOW, t) for t in check.temperatures}
-    return {
-        "speculate": _wanted(whole),
-        "answer": whole.answer,
-        "measured": whole.ratio,
-        "low": whole.low,
-        "high": whole.high,
-        "temperatures": {
-            f"{t:g}": {
-                "speculate": _wanted(one),
-                "measured": one.ratio,
-                "low": one.low,
-                "high": one.high,
-            }
-            for t, one in each.items()
-        },
-        "words": _words(whole),
-    }
+    each = {f"{t:g}": _figures(check.verdict(WINDOW, t)) for t in check.temperatures}
+    return {**_figures(whole), "temperatures": each, "words": _words(whole)}
+
+
+def _figures(one: Payoff) -> dict[str, Any]:
+    return {"speculate": _wanted(one), "measured": one.ratio, "low": one.low, "high": one.high}
 
 
 def _wanted(one: Payoff) -> bool | None:

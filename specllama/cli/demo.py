@@ -92,6 +92,7 @@ def _pairs(target: str | None, draft: str | None) -> list[tuple[str, str | None]
 
 def _race(target: str, draft: str | None, options: EngineOptions, *, as_json: bool) -> None:
     """Race a pair, and show the result."""
+    from specllama.bench import outcome
     from specllama.bench.experiment import ask_all, plain_and
     from specllama.bench.outcome import RaceBoard
     from specllama.settings.params import GenerateParams
@@ -107,7 +108,7 @@ def _race(target: str, draft: str | None, options: EngineOptions, *, as_json: bo
             way = race(engine, board, cancel, (lambda way: None) if as_json else _tell)
     if way is None:
         raise SpecllamaError("no pair of runs came to its end", "specllama demo tries again")
-    because = why(board, way)
+    because = outcome.why(board, way)
     if as_json:
         output.json_line(report(what, way, because, model.quantization, model.file_bytes))
     else:
@@ -167,21 +168,6 @@ def _prompts() -> list[Prompt]:
 
     shipped = {one.id: one.content for one in load_prompts()}
     return [shipped[name] for name in PROMPTS]
-
-
-def why(board: RaceBoard, way: Way) -> str:
-    """Explain the cost of a guess and how many are kept; always, if drafting does not pay here."""
-    from specllama.bench import outcome
-
-    costs = outcome.model(board)
-    if said := outcome.why(board, way):
-        return said
-    if costs is None or way.idle or way.verdict.answer == "faster":
-        return ""
-    return (
-        f"a guess costs {costs.c + costs.beta:.2f} of a plain step here, of which the further row "
-        f"of the target's pass is {costs.beta:.2f}; {costs.alpha:.0%} of those checked were kept"
-    )
 
 
 def report(what: str, way: Way, because: str, kind: str, n_bytes: int) -> dict[str, object]:

@@ -167,11 +167,21 @@ def _draft_words(pair: CatalogPair, here: Sequence[LocalModel]) -> str:
 
 
 def method_of(pair: CatalogPair, here: Sequence[LocalModel]) -> str:
-    """Return the method that drafts for a pair: that of a head which is there for it, else the
-    catalog's. ``here`` are the models of this machine."""
-    from specllama.engine.target_heads import method_here
+    """Return the method that drafts for a pair: that of a head which is there for its target, or
+    ships under its name where that is not here, else the catalog's."""
+    from specllama import paths
+    from specllama.engine.target_heads import known_heads
+    from specllama.models import refs
+    from specllama.models.companions import HEADS, kind_of, kind_of_name
+    from specllama.models.gguf import read_header
 
-    return pair.method if pair.draft is not None else method_here(pair, here) or pair.method
+    target = next((one.path for one in here if refs.matches(one, pair.target.hub)), None)
+    if target is None:
+        shipped = paths.bundled_dir().glob(f"*-{pair.name}-*.gguf")
+        kinds = [kind_of_name(head.name) for head in shipped]
+    else:
+        kinds = [kind_of(head) for head in known_heads(read_header(target))]
+    return next((HEADS[kind].method for kind in kinds if kind in HEADS), pair.method)
 
 
 # ---------------------------------------------------------------------- pulling

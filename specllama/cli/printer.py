@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from specllama.cli import diagnostics, output
 from specllama.cli.output import WordWrap
 from specllama.events import Event, Finished, RoundDone
-from specllama.figures import Figures
+from specllama.figures import Figures, rounding
 from specllama.store.codec import encode_event
 from specllama.text import number_of, rate
 from specllama.told import news
@@ -142,12 +142,14 @@ def statistics_line(end: Finished) -> str:
     if end.engine and (figures := Figures.of(None, (), end)) is not None:
         parts += [f"guesses kept: {figures.kept_words}", end.engine]
     else:
-        parts.append(f"{number_of(end.rounds, 'round')} ({end.proposer})")
+        parts.append(number_of(end.rounds, "round"))
+        if end.proposer != "none" and not end.draft_n:
+            parts.append("nothing was guessed")
     if "seed" not in end.unknown:
         parts.append(f"seed {end.seed}")
-    if end.near_ties:
-        ties = number_of(end.near_ties, "near-tie")
-        parts.append(f"same text up to rounding ({ties}; --exact: none)")
+    words, seen = rounding(end)
+    if words:
+        parts.append(f"{words} (--exact: none)" if seen else words)
     if end.reason in _ENDINGS:
         parts.append(_ENDINGS[end.reason])
     if end.reason == "stop_token" and not (end.text or end.reasoning):

@@ -393,7 +393,7 @@ class Conversation:
         )  # fmt: skip
 
     def _judged(self) -> Payoff:
-        found = verdict.judge(self._passes, expected_ms=self._window.shortfall_ms())
+        found = verdict.judge(self._passes)
         remedies = self._loaded.windows.remedies(self._params, self._passes)
         return replace(found, remedies=remedies)
 

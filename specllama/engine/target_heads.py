@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from specllama.backend.base import Lane, Pool
     from specllama.backend.llama_pool import LoadedModel
     from specllama.interface import MethodInfo
-    from specllama.models.catalog import CatalogPair
     from specllama.models.gguf import GgufHeader
     from specllama.models.library import LocalModel
 
@@ -151,26 +150,6 @@ def fitting(target: GgufHeader, models: Iterable[LocalModel]) -> dict[str, str]:
             found[kind.method] = model.ref
     known.save()
     return found
-
-
-def method_here(pair: CatalogPair, local: Iterable[LocalModel]) -> str:
-    """Return the method of a head that drafts for a pair of the catalog without being asked for,
-    "" if there is none; where its target is not among the models that are here, heads that ship
-    under its name count."""
-    from specllama import paths
-    from specllama.models import refs
-    from specllama.models.companions import kind_of_name
-    from specllama.models.gguf import read_header
-
-    target = next((one for one in local if refs.matches(one, pair.target.hub)), None)
-    if target is None:
-        shipped = paths.bundled_dir().glob(f"*-{pair.name}-*.gguf")
-        kinds = [kind_of_name(head.name) for head in shipped]
-        return next((HEADS[kind].method for kind in kinds if kind in HEADS), "")
-    try:
-        return next(iter(read_heads(read_header(target.path), ())[0]), "")
-    except SpecllamaError:  # a file that cannot be read has no head
-        return ""
 
 
 def _no_layers(target: GgufHeader) -> str:

@@ -241,6 +241,11 @@ class DraftJudge:
         round to a source that pays. Called again if that source sends nothing."""
         return 0, len(guesses[0].tokens)
 
+    def weighed(self, draft: Draft) -> Draft:
+        """Return the draft of the guess that was picked, with the confidence that it was weighed
+        by."""
+        return draft
+
 
 @dataclass(frozen=True, slots=True)
 class Room:

@@ -81,10 +81,6 @@ class Window:
         """Plain steps that the next round may lose; None if nothing is weighed."""
         return None
 
-    def shortfall_ms(self) -> float | None:
-        """Return how much more a guess costs than it is expected to save; None if unknown."""
-        return None
-
     def finish(self) -> None:
         """Finish the reply."""
 

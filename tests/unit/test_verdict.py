@@ -205,7 +205,10 @@ def test_a_race_counts_its_own_plain_steps() -> None:
 def test_too_little_is_not_known_yet(passes: Sequence[RoundDone]) -> None:
     found = judge(passes)
     assert (found.answer, found.ratio, found.lost_ms) == ("unknown", None, None)
-    assert lead(found, "press B to measure") == "Not known yet: press B to measure"
+    why = "too few passes with and without guesses to tell if drafting pays"
+    if not passes:
+        why = "nothing was guessed in this text"
+    assert lead(found, "press B to measure") == f"Not known yet: {why}; press B to measure"
 
 
 def test_it_is_off_once_no_guess_was_worth_it_for_a_while() -> None:
@@ -217,8 +220,6 @@ def test_it_is_off_once_no_guess_was_worth_it_for_a_while() -> None:
     off = "Drafting is off: it would be slower here"
     assert words(found, "?") == f"{off} (it lost 10.0 ms a token)"
     assert words(judge([SINGLE] * ROUNDS_UNTIL_OFF), "?") == off
-    expected = judge([SINGLE] * ROUNDS_UNTIL_OFF, expected_ms=0.62)
-    assert words(expected, "?").endswith("slower here (0.6 ms a guess)")
     # that nobody had a guess says nothing of what one costs
     assert judge([timed(SINGLE, declined=False)] * 64).answer == "unknown"
 
@@ -234,6 +235,7 @@ def test_an_interval_that_says_nothing_is_not_known_yet() -> None:
     assert found.low < 1.0 < found.high
     assert found.high > WIDE * found.low
     assert found.answer == "unknown"
+    assert lead(found, "F4 measures").startswith("Not known yet: times differ too much to tell")
 
 
 def test_what_paid_paid_whatever_the_last_rounds_did() -> None:
@@ -267,7 +269,7 @@ def test_the_words(ratio: float, half: float, said: str) -> None:
         ("slower", "LOSES 1.04× (0.92–1.16)"),
         ("unsure", "UNSURE 1.04× (0.92–1.16)"),
         ("off", "Drafting off: it would be slower here"),
-        ("unknown", "Not known yet (F4 measures)"),
+        ("unknown", "Not known yet if drafting pays (F4 measures)"),
     ],
 )
 def test_the_strip_says_it_in_a_word(answer: Answer, said: str) -> None:

@@ -15,6 +15,7 @@ from textual.widget import Widget
 from textual.widgets import Collapsible, Markdown, Static
 
 from specllama.events import Finished, RoundDone
+from specllama.figures import rounding
 from specllama.replies import attach
 from specllama.text import WordCount, number_of, sanitize, sanitize_line
 from specllama.tui import keymap
@@ -393,7 +394,7 @@ def footer(widget: Inked, done: Finished) -> list[Piece]:
         said.append((f"seed {done.seed}", ink.muted))
     if done.engine:
         said.append((sanitize_line(done.engine), ink.muted))
-    if done.near_ties:
-        ties = number_of(done.near_ties, "near-tie")
-        said.append((f"same text up to rounding: {ties}", ink.warn))
+    words, seen = rounding(done)
+    if words:
+        said.append((words, ink.warn if seen else ink.muted))
     return said

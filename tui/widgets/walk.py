@@ -41,7 +41,7 @@ def headline(done: RoundDone, at: int, total: int, glyphs: Glyphs, ink: Ink) -> 
     if done.window_reason:
         parts.append((f"   window {done.draft_max}: {sanitize(done.window_reason)}", ink.muted))
     if done.near_tie:
-        parts.append(("   near-tie", ink.warn))
+        parts.append(("   near-tie", ink.muted))
     return Content.assemble(*parts)
 
 

@@ -48,7 +48,9 @@ class TopBar(Inked, Widget):
         if exactness.startswith("bitwise"):
             return "drafting: exact", self.ink.good
         if exactness.startswith("near-ties possible"):
-            return "drafting: exact up to rounding", self.ink.muted
+            compared = "(not measured" not in exactness
+            words = "exact up to rounding" if compared else "not compared yet"
+            return f"drafting: {words}", self.ink.muted
         return sanitize_line(exactness), self.ink.muted
 
     def render(self) -> Content:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specllama.speculative.drafting.drafter import Copier, Drafter, Joined
-from specllama.speculative.drafting.method import Kit, Method, find, methods
+from specllama.speculative.drafting.method import Kit, Method, methods
 from specllama.speculative.effects import Steps
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import EMPTY_DRAFT, Draft, Guess, Room
@@ -33,19 +33,10 @@ class MixedDrafter(Joined):
 
     def __init__(self, sources: Sequence[Drafter]) -> None:
         super().__init__(sources)
-        self._said = False
         self._copiers = [source for source in sources if isinstance(source, Copier)]
         self._paid = [source for source in sources if not isinstance(source, Copier)]
         self.needs = next((s.needs for s in sources if s.needs != "nothing"), "nothing")
         self.paid = self._paid[0].name if self._paid else ""
-
-    def advice(self) -> str:
-        """Name the sources once, if they are not the usual draft model."""
-        said = self._said or not self.paid or self.paid == "draft"
-        self._said = True
-        copies = ["copies of the text"] if self._copiers else []
-        paid = (method.short if (method := find(s.name)) else s.name for s in self._paid)
-        return "" if said else f"drafting from {' and '.join([*copies, *paid])}"
 
     def reusable(self, tokens: Sequence[int], cached: int) -> int:
         return min((s.reusable(tokens, cached) for s in self._paid), default=cached)
@@ -65,7 +56,9 @@ class MixedDrafter(Joined):
                     return draft
             if guesses and self._paid:
                 which, length = room.judge.pick(guesses)
-        return owned[which][1].send(guesses[which], length, room) if length else EMPTY_DRAFT
+        if not length:
+            return EMPTY_DRAFT
+        return room.judge.weighed(owned[which][1].send(guesses[which], length, room))
 
     def _guesses(
         self, tokens: Sequence[int], chain: SamplerChain, room: Room

@@ -7,8 +7,8 @@ risks much of what may be lost is worth less (``budget.growth``).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from operator import mul
 
 import numpy as np
@@ -27,7 +27,7 @@ from specllama.speculative.policy.learned import (
     match_features,
 )
 from specllama.speculative.policy.ledger import Ledger
-from specllama.speculative.types import Booking, DraftJudge, Guess
+from specllama.speculative.types import Booking, Draft, DraftJudge, Guess
 
 _COUNT = np.arange(AHEAD)
 
@@ -218,9 +218,7 @@ class Weighing(DraftJudge):
         if gained <= 0.0:
             blind = 0.0 if self._peek else row  # see ``take``
             if n or blind - rounds * gained > self._ledger.balance(self._booking.payer) * one:
-                cost = (self._step + row) * self._rate
-                earned = f"{source.mean:.2f} tokens expected for {cost:.2f} steps of time"
-                self._why = f"drafting would not pay: {earned}"
+                self._why = f"drafting would not pay: {self._dear(source, row)}"
                 return 0
             self._exploring = True
         least, read = min(lag, RECENT), draft.within(lag, self._stake - rest, depth)
@@ -230,6 +228,19 @@ class Weighing(DraftJudge):
             self._why = f"waiting: {dear}"
             return 0
         return read
+
+    def _dear(self, source: Acceptance, row: float) -> str:
+        """Return the reason why asking the paying source promises no gain.
+
+        Args:
+            row: milliseconds of a further row of the pass.
+        """
+        cost = (self._step + row) * self._rate
+        if source.mean <= cost:
+            return f"a guess takes the time of {cost:.2f} tokens and brings {source.mean:.2f}"
+        if self._look(source, self._step, self._stake) > self._step * self._rate:
+            return "reading the text first would take longer than guesses save"
+        return "a refused guess may cost more than can be risked now"
 
     def _scouts(self, rows: int) -> int:
         """Return how many scout rows a pass may have in addition to its own."""
@@ -327,9 +338,10 @@ class Weighing(DraftJudge):
                 which, length, best = i, n, float(worth[n])
         if length and not again and best < self.model_gain() * self._rate:
             length = 0
-            self._why = "the draft model promises more than a copy"
+            self._why = "the draft model promises more than repeated text"
         elif not length:
-            self._why = f"a copy {max(c.survival[0] for c in copies):.0%} likely pays for no row"
+            likely = max(copy.survival[0] for copy in copies)
+            self._why = f"repeated text, {likely:.0%} likely to go on alike, would not pay"
         if not length:
             return which, 0
         self._sending = copy = copies[which]
@@ -337,6 +349,13 @@ class Weighing(DraftJudge):
         copy.sent = self._n = length
         self._expected = 1.0 + sum(copy.survival[:length])
         return which, length
+
+    def weighed(self, draft: Draft) -> Draft:
+        reached = self._sending.survival[: len(draft)] if self._sending else []
+        if len(reached) != len(draft) or not draft.is_chain:
+            return draft
+        each = [now / before for before, now in pairwise([1.0, *reached])]
+        return replace(draft, confidence=tuple(each))
 
     def _weigh(self, guess: Guess) -> Trial:
         """Weigh how far the target would follow a copy."""

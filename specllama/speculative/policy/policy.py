@@ -110,14 +110,6 @@ class Policy(Window):
     def balance(self) -> float | None:
         return self._ledger.covers(self._booking.payer)
 
-    def shortfall_ms(self) -> float | None:
-        text, target = self._text, self._costs.target
-        source = text.learned.sources.get(self._booking.payer)
-        if source is None or target.level is None:
-            return None
-        one, two = target.ms(1, text.depth), target.ms(2, text.depth)
-        return self._costs.steps(self._booking).ms(1, text.depth) + two - one - source.mean * one
-
     def explain(self, n: int) -> str:
         return self._weighing.explain(n) if self._weighing else ""
 
