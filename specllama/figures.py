@@ -202,36 +202,20 @@ class Figures(GuessShares):
             t = end.timings
             parts = t.tokenize_ms, t.queue_ms, t.prefill_ms, t.first_decode_ms
             return Figures(
-                end.tokens,
-                end.known("rounds"),
-                end.known("draft_n"),
-                end.known("draft_n_accepted"),
-                end.accepted_per_position,
-                end.drafted_per_position,
+                end.tokens, end.known("rounds"), end.known("draft_n"),
+                end.known("draft_n_accepted"), end.accepted_per_position, end.drafted_per_position,
                 FirstToken(t.ttft_ms, *parts) if t.ttft_ms else None,
-                t.decode_ms,
-                t.draft_ms,
-                t.verify_ms,
-                end.draft_at_most,
-                end.engine,
-                passes=passes,
-                judged=end.verdict,
-            )
+                t.decode_ms, t.draft_ms, t.verify_ms, end.draft_at_most, end.engine,
+                passes=passes, judged=end.verdict,
+            )  # fmt: skip
         stats, begun = SpecStats.of(rounds), rounds[0]
         return Figures(
-            stats.emitted,
-            stats.rounds,
-            stats.drafted,
-            stats.accepted,
-            stats.accepted_at,
-            stats.drafted_at,
-            None if started is None or begun.index else _first(started, begun),
-            (rounds[-1].t_s - begun.t_s) * 1e3,
-            sum(done.draft_ms for done in rounds[1:]),
-            sum(done.verify_ms for done in rounds[1:]),
-            passes=passes,
+            stats.emitted, stats.rounds, stats.drafted, stats.accepted, stats.accepted_at,
+            stats.drafted_at, None if started is None or begun.index else _first(started, begun),
+            (rounds[-1].t_s - begun.t_s) * 1e3, sum(done.draft_ms for done in rounds[1:]),
+            sum(done.verify_ms for done in rounds[1:]), passes=passes,
             expects=started is not None and started.proposer != "none",
-        )
+        )  # fmt: skip
 
     @staticmethod
     def together(replies: Sequence[Figures]) -> Figures:

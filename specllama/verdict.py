@@ -109,17 +109,13 @@ def payoff(
     answer: Answer = "unknown" if speed is None else speed.answer
     last = (passes if newest is None else newest)[-ROUNDS_UNTIL_OFF:]
     off = len(last) == ROUNDS_UNTIL_OFF and all(one.declined for one in last)
+    ratio, low, high = (speed.ratio, speed.low, speed.high) if speed else (None, None, None)
     return Payoff(
-        answer="off" if off and answer != "faster" else answer,
-        ratio=None if speed is None else speed.ratio,
-        low=None if speed is None else speed.low,
-        high=None if speed is None else speed.high,
-        tokens=sum(len(one.emitted) for one in passes),
-        passes=len(passes),
+        "off" if off and answer != "faster" else answer, ratio, low, high,
+        tokens=sum(len(one.emitted) for one in passes), passes=len(passes),
         drafted=sum(len(one.drafted) for one in passes),
-        accepted=sum(one.accepted for one in passes),
-        judged=sum(one.judged for one in passes),
-    )
+        accepted=sum(one.accepted for one in passes), judged=sum(one.judged for one in passes),
+    )  # fmt: skip
 
 
 def by_source(passes: Sequence[RoundDone]) -> dict[str, Payoff]:

@@ -98,16 +98,13 @@ def local_rows(models: Iterable[LocalModel], loaded: Path | None = None) -> list
         by_path = model.ref == str(model.path)
         rows.append(
             ChoiceRow(
-                model.ref,
-                model.path.name if by_path else model.ref,
-                size=size(model.bytes),
-                path=model.path,
+                model.ref, model.path.name if by_path else model.ref,
+                size=size(model.bytes), path=model.path,
                 where=library.from_home(str(model.path.parent)) if by_path else model.source,
-                fits=None if model.complete else False,
-                refused=not model.complete,
+                fits=None if model.complete else False, refused=not model.complete,
                 reason="" if model.complete else "parts are missing",
             )
-        )
+        )  # fmt: skip
     return rows
 
 
@@ -405,16 +402,11 @@ def listing_rows(listing: Listing) -> list[ChoiceRow]:
         licence = f"; license {listing.licence}" if listing.licence else ""
         rows.append(
             ChoiceRow(
-                ref,
-                name,
-                "get",
-                size(model.bytes),
-                fits=False if shortage else None,
-                reason=shortage,
+                ref, name, "get", size(model.bytes), fits=False if shortage else None,
+                reason=shortage, bold=model is usual,
                 detail=f"{ref}: {size(model.bytes)} to download{licence}. Enter begins.",
-                bold=model is usual,
             )
-        )
+        )  # fmt: skip
     return rows
 
 

@@ -151,12 +151,9 @@ def tune(
     say("step 1 of 2: what passes of 1 to 16 rows take")
     turns, most = count(1), repetitions * (len(ROWS) + len(READS))
     costs = pass_costs(
-        engine.target,
-        draft,
-        text[: min(TEXT, engine.target.n_ctx // 2)],
-        repetitions=repetitions,
-        progress=lambda: progress(0.2 * next(turns) / most),
-    )
+        engine.target, draft, text[: min(TEXT, engine.target.n_ctx // 2)],
+        repetitions=repetitions, progress=lambda: progress(0.2 * next(turns) / most),
+    )  # fmt: skip
     costs.store(profile.costs)
 
     fixed = base.replace(proposer=source, draft_max=longest, window="fixed")

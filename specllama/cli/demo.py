@@ -14,7 +14,7 @@ import click
 
 from specllama import signals
 from specllama.cli import diagnostics, loading, output
-from specllama.cli.listing import json_option
+from specllama.cli.listing import json_option, picked
 from specllama.cli.options import GroupedCommand, resolve, settings_options
 from specllama.errors import SpecllamaError
 
@@ -176,21 +176,12 @@ def report(what: str, way: Way, because: str, kind: str, n_bytes: int) -> dict[s
 
     word, sentence = outcome.answer(way)
     return {
-        "what": what,
-        "answer": word,
-        "words": sentence,
-        "why": because,
-        "ratio": way.verdict.ratio,
-        "low": way.verdict.low,
-        "high": way.verdict.high,
-        "plain_tok_per_s": way.plain,
-        "drafted_tok_per_s": way.speed,
-        "pairs": way.pairs,
-        "same_tokens": way.same,
-        "tokens": way.of,
-        "type": kind,
-        "bytes": n_bytes,
-    }
+        "what": what, "answer": word, "words": sentence, "why": because,
+        **picked(way.verdict, "ratio low high"),
+        "plain_tok_per_s": way.plain, "drafted_tok_per_s": way.speed,
+        "pairs": way.pairs, "same_tokens": way.same, "tokens": way.of,
+        "type": kind, "bytes": n_bytes,
+    }  # fmt: skip
 
 
 def _show(way: Way, why: str, what: str) -> None:

@@ -106,17 +106,14 @@ def command(
             profile.path = None
         engine.measure()  # both layouts of the weights
         result = tune(
-            engine,
-            prompts,
+            engine, prompts,
             base=GenerateParams(sampling=params.sampling, from_card=params.from_card),
             temperatures=temperatures or ((0.0, 0.7, 1.0) if usual is None else (usual,)),
-            per_slice=1 if quick else per_slice,
-            max_tokens=max_tokens,
-            repetitions=5 if quick else 9,
-            checks=1 if quick else repetitions,
+            per_slice=1 if quick else per_slice, max_tokens=max_tokens,
+            repetitions=5 if quick else 9, checks=1 if quick else repetitions,
             progress=lambda share: bar.advanced(int(1000 * share)),
             say=lambda words: None if as_json else bar.waiting(words),
-        )
+        )  # fmt: skip
         info = engine.info
         facts = provenance(info, hashes=not quick)
     where = _saved(profile, result, {"when": facts["when"], "crowded": crowd}) if save else None

@@ -190,15 +190,8 @@ def bars(way: Way, ink: Ink, width: int) -> list[Content]:
     ):
         cells = max(round(speed / most * room), 1)
         style = ink.muted if name == PLAIN else ink.source(way.run.params.proposer)
-        lines.append(
-            Content.assemble(
-                (f"{name:<{NAME}}", "bold"),
-                ("█" * cells, style),
-                " " * (room - cells),
-                figure,
-                (more, ink.verdict(way.verdict.answer)),
-            )
-        )
+        bar = (f"{name:<{NAME}}", "bold"), ("█" * cells, style), " " * (room - cells)
+        lines.append(Content.assemble(*bar, figure, (more, ink.verdict(way.verdict.answer))))
     return lines if beside else [*lines, Content.assemble(" " * NAME, (told, ink.muted))]
 
 
