@@ -111,7 +111,7 @@ class Rounds:
             asked = Room(plan.draft_max, plan.judge or DraftJudge())
             draft = yield from self.drafter.draft(self.tokens, self.chain, asked)
             drafted, read = clock(), asked.judge.granted
-            draft, why = yield from self._granted(plan, draft)
+            draft, why = yield from self._granted(plan, asked.judge.weighed(draft))
         try:
             if first is None:
                 yield self._asked(draft)

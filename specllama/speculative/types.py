@@ -242,8 +242,8 @@ class DraftJudge:
         return 0, len(guesses[0].tokens)
 
     def weighed(self, draft: Draft) -> Draft:
-        """Return the draft of the guess that was picked, with the confidence that it was weighed
-        by."""
+        """Return the draft of this round; one that was picked has the confidence that it was
+        weighed by."""
         return draft
 
 

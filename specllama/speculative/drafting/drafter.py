@@ -160,9 +160,7 @@ class Copier(Drafter):
         yield from ()
         guesses = self.guesses(tokens, chain, room.n)
         which, length = room.judge.pick(guesses) if guesses else (0, 0)
-        if not length:
-            return EMPTY_DRAFT
-        return room.judge.weighed(self.send(guesses[which], length, room))
+        return self.send(guesses[which], length, room) if length else EMPTY_DRAFT
 
     def guesses(self, tokens: Sequence[int], chain: SamplerChain, most: int) -> Sequence[Guess]:
         """List possible continuations of ``tokens``, at most ``most`` tokens each, likeliest first.

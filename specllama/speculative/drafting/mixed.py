@@ -56,9 +56,7 @@ class MixedDrafter(Joined):
                     return draft
             if guesses and self._paid:
                 which, length = room.judge.pick(guesses)
-        if not length:
-            return EMPTY_DRAFT
-        return room.judge.weighed(owned[which][1].send(guesses[which], length, room))
+        return owned[which][1].send(guesses[which], length, room) if length else EMPTY_DRAFT
 
     def _guesses(
         self, tokens: Sequence[int], chain: SamplerChain, room: Room

@@ -157,7 +157,7 @@ def verdict(answer: Any, *remedies: Remedy) -> Payoff:
 def test_a_verdict_names_the_first_of_them() -> None:
     layout, cheaper = Remedy("--repack on", 1.2, "and so on"), Remedy("a cheaper one", then="why")
     assert words(verdict("off", layout, cheaper), "").endswith(
-        "it would be slower here (1.0 ms a guess) · --repack on would write 1.20×; and so on"
+        "would be slower here (it lost 1.0 ms a token) · --repack on would write 1.20×; and so on"
     )
     assert words(verdict("off", cheaper), "").endswith("a cheaper one: why")
     assert "cheaper" not in words(verdict("unknown", cheaper), "")
