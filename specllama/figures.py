@@ -20,7 +20,6 @@ from statistics import median
 
 from specllama.events import Finished, RoundDone, Started
 from specllama.rates import GuessShares, Payoff, share, speed, total
-from specllama.text import number_of
 from specllama.verdict import SINGLES, judge, passes_of, singles_of
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -94,7 +93,8 @@ def rounding(done: Finished) -> tuple[str, bool]:
         return "", False
     if "(not measured" in done.exactness:  # see ``Exactness.label``
         return "same text up to rounding, not compared here yet", False
-    return f"same text up to rounding: {number_of(done.near_ties, 'near-tie')}", True
+    ties = f"{done.near_ties} near-tie{'s' * (done.near_ties != 1)}"
+    return f"same text up to rounding: {ties}", True
 
 
 def depths(parents: Sequence[int]) -> list[int]:
