@@ -263,8 +263,8 @@ def lacking(verdict: Payoff) -> str:
     if not verdict.drafted:
         return "nothing was guessed in this text"
     if verdict.low is None:
-        return "too few passes with and without guesses to tell if drafting pays"
-    return "times differ too much to tell if drafting pays"
+        return "too few passes to tell a gain"
+    return "times too uneven to tell a gain"
 
 
 def brief(verdict: Payoff, measure: str) -> str:

@@ -141,6 +141,20 @@ def test_rm_does_not_follow_a_link_out_of_our_folder(pulled: Path, tmp_path: Pat
     assert outside.exists()
 
 
+def test_a_pair_is_listed_with_the_head_that_is_here(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """SmolLM2's head ships: it was listed with n-grams."""
+    assert invoke(["hub", "pairs", "--json"]) == 0
+    method = {one["name"]: one["method"] for one in json.loads(capsys.readouterr().out)["pairs"]}
+    assert method["smollm2-135m"] == "eagle3"
+    assert method["llama3-3b"] == "ngram"
+    assert invoke(["hub", "pairs", "smollm2-135m"]) == 0
+    said = capsys.readouterr().out
+    assert "an EAGLE-3 head" in said
+    assert "with drafting: not measured" in said
+
+
 def test_pairs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert invoke(["hub", "pairs", "--json"]) == 0
     every = json.loads(capsys.readouterr().out)["pairs"]

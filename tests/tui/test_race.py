@@ -1,5 +1,6 @@
 """The race: what is run, what is shown of it, and what is advised."""
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -13,12 +14,12 @@ from specllama.bench import outcome
 from specllama.bench.experiment import DRAFTED, PLAIN, Run, drafted, plain_and
 from specllama.bench.outcome import RaceBoard, ratio_words
 from specllama.errors import EngineError
-from specllama.events import Event
+from specllama.events import Event, PrefillProgress
 from specllama.interface import Message
 from specllama.settings.params import GenerateParams
 from specllama.tui.race_runner import Advice, RaceEnded, Racing, advise, advise_among
 from specllama.tui.screens.race_screen import RaceScreen
-from specllama.tui.themes import DARK, ink_for
+from specllama.tui.themes import DARK, Glyphs, ink_for
 from specllama.tui.widgets import race_tables
 from specllama.tui.widgets.playground import Playground, Slider, SpeedChart
 from specllama.tui.widgets.race_tables import MethodList
@@ -386,6 +387,53 @@ def test_all_tabs_give_a_method_the_same_verdict() -> None:
     assert outcome.answer(here) == outcome.answer(there)
     words = outcome.way_words(here)
     assert raced_today(board)[here.run.params.proposer][0] == words
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_run_shows_how_far_its_prompt_is_read_and_what_it_wrote(width: int) -> None:
+    ink, glyphs = ink_for(DARK), Glyphs()
+    plain, mine = plain_and("q", PARAMS, [(DRAFTED, drafted(PARAMS))])
+    plain.take(PrefillProgress(1200, 3700, 0, 12_000.0))
+
+    def shown() -> list[str]:
+        lines = race_tables.present([plain, mine], glyphs, ink, width)
+        assert max(line.cell_length for line in lines) <= max(width, 56)
+        return [line.plain for line in lines]
+
+    assert "1,200 of 3,700" in shown()[0]
+    assert ("about 12 s left" in shown()[0]) == (width == 80)
+    assert "waits for its turn" in shown()[1]
+    plain.rounds += race(Reply(LONG))[0].rounds[:9]
+    assert "9 of at most 128 tokens written" in shown()[0]
+    assert "reading" not in shown()[0]
+
+
+class GatedReading(ScriptedEngine):
+    """Stands still in the middle of every prompt but the empty ones."""
+
+    def __init__(self, replies: list[Reply | str]) -> None:
+        super().__init__(replies)
+        self.gate = threading.Event()
+
+    def generate(self, prompt: Any, params: GenerateParams, **options: Any) -> Iterator[Event]:
+        for event in super().generate(prompt, params, **options):
+            yield event
+            if isinstance(event, PrefillProgress) and prompt != ".":
+                self.gate.wait(30)
+
+
+async def test_a_race_moves_while_its_first_prompt_is_read(start: Any) -> None:
+    engine = GatedReading([Reply(LONG, accept=(2,))])
+    engine.gate.set()
+    async with start(recipe=Recipe(engine), size=(80, 24), params=PARAMS) as d:
+        await d.say("a question")
+        engine.gate.clear()
+        await d.press("f4", until=lambda: isinstance(d.app.screen, RaceScreen))
+        await d.until(lambda: "reading the prompt: " in d.shown)
+        assert "Pair 1 of at most 10" in d.shown
+        engine.gate.set()
+        await d.until(lambda: d.app.screen.raced())  # type: ignore[attr-defined]
+        assert "reading the prompt: " not in d.shown
 
 
 async def test_other_settings_are_another_race(start: Any) -> None:

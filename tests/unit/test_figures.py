@@ -1,11 +1,13 @@
 """Counters only; rates are derived and None where they mean nothing."""
 
+import pytest
 from fakes import round_done
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specllama.events import RoundDone
-from specllama.figures import SpecStats
+from specllama.backend.exactness import Exactness
+from specllama.events import Finished, RoundDone
+from specllama.figures import SpecStats, rounding
 
 rounds = st.integers(0, 6).flatmap(
     lambda n: st.builds(
@@ -68,3 +70,30 @@ def test_conservation(done: list[RoundDone]) -> None:
     assert sum(stats.accepted_at) == stats.accepted
     assert all(a <= d for a, d in zip(stats.accepted_at, stats.drafted_at, strict=True))
     assert stats.accepted_at == sorted(stats.accepted_at, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("exactness", "ties", "said", "seen"),
+    [
+        ("near-ties possible (not measured yet)", 8, "not compared here yet", False),
+        ("near-ties possible beyond 2 rows (not measured)", 1, "not compared here yet", False),
+        ("near-ties possible", 8, "up to rounding: 8 near-ties", True),
+        ("near-ties possible beyond 2 rows", 1, "up to rounding: 1 near-tie", True),
+        ("bitwise up to 65 rows", 0, "", False),
+    ],
+)
+def test_rounding_that_was_not_compared_is_no_finding(
+    exactness: str, ties: int, said: str, seen: bool
+) -> None:
+    words, found = rounding(Finished("length", exactness=exactness, near_ties=ties))
+    assert words.endswith(said)
+    assert found is seen
+    assert bool(words) == bool(said)
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+@pytest.mark.parametrize("why_not", ["", "it is busy"])
+def test_the_label_of_an_exactness_tells_if_it_was_compared(rows: int, why_not: str) -> None:
+    label = Exactness(rows=rows, why_not=why_not).label
+    _, seen = rounding(Finished("length", exactness=label, near_ties=3))
+    assert seen == (not why_not)

@@ -205,7 +205,7 @@ def test_a_race_counts_its_own_plain_steps() -> None:
 def test_too_little_is_not_known_yet(passes: Sequence[RoundDone]) -> None:
     found = judge(passes)
     assert (found.answer, found.ratio, found.lost_ms) == ("unknown", None, None)
-    why = "too few passes with and without guesses to tell if drafting pays"
+    why = "too few passes to tell a gain"
     if not passes:
         why = "nothing was guessed in this text"
     assert lead(found, "press B to measure") == f"Not known yet: {why}; press B to measure"
@@ -235,7 +235,7 @@ def test_an_interval_that_says_nothing_is_not_known_yet() -> None:
     assert found.low < 1.0 < found.high
     assert found.high > WIDE * found.low
     assert found.answer == "unknown"
-    assert lead(found, "F4 measures").startswith("Not known yet: times differ too much to tell")
+    assert lead(found, "F4 measures").startswith("Not known yet: times too uneven to tell")
 
 
 def test_what_paid_paid_whatever_the_last_rounds_did() -> None:
