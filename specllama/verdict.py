@@ -272,7 +272,7 @@ def brief(verdict: Payoff, measure: str) -> str:
     it at a colon or a bracket."""
     match verdict.answer:
         case "unknown":
-            return f"Not known yet if drafting pays ({measure})"
+            return f"Not known yet: if drafting pays ({measure})"
         case "off":
             return "Drafting off: it would be slower here"
     word = {"faster": "PAYS", "slower": "LOSES"}.get(verdict.answer, "UNSURE")

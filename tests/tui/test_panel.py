@@ -252,14 +252,17 @@ async def test_the_progress_of_a_prompt_says_how_long_it_takes(start: Any) -> No
     words = " reading the prompt: 1,234 of 2,886 tokens"
     async with start() as d:
         strip = d.app.chat.query_one(StatsStrip)
-        strip.state.prefill = PrefillProgress(1234, 2886, 361, left_ms=12_400.0)
-        assert strip._prefill(120).plain.endswith(f"{words}, about 12 s left, 361 were cached")
-        assert strip._prefill(70).plain.endswith(f"{words}, about 12 s left")
-        strip.state.prefill = PrefillProgress(1, 9, 0)
-        assert strip._prefill(80).plain.endswith(" reading the prompt: 1 of 9 tokens")
+
+        def drawn(progress: PrefillProgress, width: int) -> str:
+            return reading(progress, width, strip.glyphs, strip.ink).plain
+
+        some = PrefillProgress(1234, 2886, 361, left_ms=12_400.0)
+        assert drawn(some, 120).endswith(f"{words}, about 12 s left, 361 were cached")
+        assert drawn(some, 70).endswith(f"{words}, about 12 s left")
+        assert drawn(PrefillProgress(1, 9, 0), 80).endswith(" reading the prompt: 1 of 9 tokens")
 
 
-@pytest.mark.parametrize(("words", "said"), [(None, "whole"), (32768, "of 32,768 words")])
+@pytest.mark.parametrize(("words", "said"), [(None, "403 MB weights"), (32768, "of 32,768 words")])
 def test_the_memory_names_the_draft_model_that_runs(words: int | None, said: str) -> None:
     info = engine_info()
     draft = dataclasses.replace(info.target, file_bytes=398_000_000, draft_tokens=words)

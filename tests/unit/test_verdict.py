@@ -269,7 +269,7 @@ def test_the_words(ratio: float, half: float, said: str) -> None:
         ("slower", "LOSES 1.04× (0.92–1.16)"),
         ("unsure", "UNSURE 1.04× (0.92–1.16)"),
         ("off", "Drafting off: it would be slower here"),
-        ("unknown", "Not known yet if drafting pays (F4 measures)"),
+        ("unknown", "Not known yet: if drafting pays (F4 measures)"),
     ],
 )
 def test_the_strip_says_it_in_a_word(answer: Answer, said: str) -> None:

@@ -163,8 +163,8 @@ class Drawing:
         if free and info.device == "CPU":
             words.append(f"{size(free)} left")
         if draft is not None:
-            some = f", of {draft.draft_tokens:,} words" if draft.draft_tokens else ""
-            words.insert(0, f"{size(draft.file_bytes)} draft model{some}")
+            some = [f"of {draft.draft_tokens:,} words"] if draft.draft_tokens else []
+            words[:0] = [f"{size(draft.file_bytes)} draft", *some]
         lines = flow([(one, ink.muted) for one in words], self.width - NAME)
         yield Section(
             "Memory", "", [lines[0], *(Content.assemble(" " * NAME, x) for x in lines[1:])]

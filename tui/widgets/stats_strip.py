@@ -124,7 +124,7 @@ class StatsStrip(Inked, Widget):
             cells.append([Content.assemble((words, ink.muted)) for words in forms])
         elif verdict is not None:
             first = brief(verdict, MEASURE)
-            leads = [first, first.partition(":")[0], first.partition(" (")[0]]
+            leads = [first, first.partition(" (")[0], first.partition(":")[0]]
             style = f"bold {ink.verdict(verdict.answer)}"
             cells.append([Content.assemble((words, style)) for words in leads])
         if figures is not None and (speed := figures.tok_per_s) is not None:
