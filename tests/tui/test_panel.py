@@ -15,7 +15,7 @@ from specllama.told import news
 from specllama.tui.record import Record
 from specllama.tui.themes import DARK, UNICODE, ink_for
 from specllama.tui.widgets.panel import Drawing, LivePanel, Section, layout
-from specllama.tui.widgets.stats_strip import StatsStrip, StripState
+from specllama.tui.widgets.stats_strip import StatsStrip, StripState, reading
 
 INK = ink_for(DARK)
 LONG = "The target reads all the guesses in a single pass and keeps those it agrees with. " * 4
