@@ -105,7 +105,7 @@ class ModelsScreen(Page):
         if not get_current_worker().is_cancelled:
 
             def go() -> None:
-                if self.is_attached:
+                if self.is_attached and not self._pruning:
                     call(*arguments)
 
             self.app.call_from_thread(go)
