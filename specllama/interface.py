@@ -80,6 +80,7 @@ class ModelInfo:
     sha256: str | None = None
     kv_types: str = "auto/auto"  # of K and V
     repacked: bool = True  # llama.cpp may rearrange the weights for this processor
+    kernels: str = ""  # that compute its products on the CPU, by instruction set; "": llama.cpp's
     card: Mapping[str, float] = field(default_factory=dict)
     draft_tokens: int | None = None
 
@@ -98,7 +99,7 @@ class ModelInfo:
     @property
     def layout(self) -> str:
         """The layout of the weights in memory, in words."""
-        return layout_words(self.repacked)
+        return f"packed for {self.kernels}" if self.kernels else layout_words(self.repacked)
 
     def to_dict(self) -> dict[str, Any]:
         told = {name: getattr(self, name) for name in self.__dataclass_fields__}

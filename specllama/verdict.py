@@ -325,19 +325,14 @@ def details(verdict: Payoff, *, both: bool = False) -> list[str]:
 
 def words(verdict: Payoff, measure: str, *, both: bool = False) -> str:
     """Write the verdict in a line."""
-    better = [remedy_words(one) for one in shown_remedies(verdict)[:1]]
+    loses = verdict.answer in ("off", "slower")
+    # without a figure, only where drafting loses
+    shown = [one for one in verdict.remedies if one.speed is not None or loses]
+    better = [remedy_words(one) for one in shown[:1]]
     return " · ".join([lead(verdict, measure), *details(verdict, both=both), *better])
 
 
-def shown_remedies(verdict: Payoff | None) -> list[Remedy]:
-    """Return the remedies that a reader wants: without a figure, only where drafting loses."""
-    if verdict is None:
-        return []
-    loses = verdict.answer in ("off", "slower")
-    return [one for one in verdict.remedies if one.speed is not None or loses]
-
-
 def remedy_words(one: Remedy) -> str:
-    """Write "--repack on would write 1.20×; texts are then equal up to rounding"."""
+    """Write "-t 1 would write 1.20×"."""
     gain = "" if one.speed is None else f" would write {_times(one.speed)}×"
     return f"{one.change}{gain}" + (f"{'; ' if gain else ': '}{one.then}" if one.then else "")

@@ -53,9 +53,6 @@ ACTIONS: tuple[Action, ...] = (
            "Load the pair that was downloaded last; with the bundled pair, get a real model first"),
     Action("app.reload", "", "reload", "Load again",
            "Load the same pair again, after a failure or when its files changed"),
-    Action("app.layout", "alt+l", "try_layout", "Other layout",
-           "Load the weights in their other layout (--repack), or back; its texts are equal up to "
-           "rounding", "repack"),
     Action("app.sessions", "f7", "show('sessions')", "Chats",
            "Search, resume, rename and delete conversations", "sessions", WIDE),
     Action("app.settings", "f8", "show('settings')", "Settings",

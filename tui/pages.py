@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -22,7 +21,7 @@ from specllama.errors import SpecllamaError
 from specllama.files import write_new
 from specllama.interface import Message
 from specllama.paths import private_folder
-from specllama.settings.params import EngineOptions, GenerateParams, Repacking
+from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.text import sanitize_line
 from specllama.tui import clipboard
 from specllama.tui.keymap import ACTIONS
@@ -57,20 +56,6 @@ class PagedApp(ThemedApp):
             self.chat.when_idle(self.chat.loader.reload)
         else:
             self.notify("Choose a model first: F6", severity="warning")
-
-    def action_try_layout(self) -> None:
-        """Load the weights in the layout that they do not have now."""
-        loader, how = self.chat.loader, "auto"
-        target = loader.info.target if loader.info is not None and loader.ready else None
-        if loader.server or target is None or target.gpu_layers:
-            self.notify("No weights of this machine's processor are loaded: F6 chooses a model")
-            return
-        if self.options.repack == "auto":
-            how = "off" if target.repacked else "on"
-        self.options = replace(self.options, repack=cast("Repacking", how))
-        words = "texts are equal up to rounding. Alt+L loads the other layout again"
-        self.notify(f"Loading the weights again, --repack {how}: {words}", timeout=8)
-        self.action_reload()
 
     def switch_model(self, pair: Pair | None) -> None:
         if pair is not None:

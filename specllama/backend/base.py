@@ -9,7 +9,7 @@ changes no bit of a lane's rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -469,8 +469,6 @@ class OpenedPair:
         translated: the draft model has a vocabulary of its own.
         exactness: of the target's passes, as its pool's ``kernels`` state it.
         measure: finds that out where it is not known yet, and tells how far it is.
-        layouts: times passes of so many rows in this layout of the target's weights and in the
-            other one; None where there is no other.
         maker: makes at rest what the next opening may use; None: nothing.
         own: opens what drafts for this target only, for all of its lanes.
         template: Jinja chat template, None for raw prompts; ``bos`` and ``eos``: texts for it.
@@ -483,7 +481,6 @@ class OpenedPair:
     translated: bool = False
     exactness: Exactness = field(default_factory=Exactness)
     measure: Callable[[Report], Exactness] = lambda report: Exactness()
-    layouts: Callable[[Report, Sequence[int]], Sequence[Mapping[int, float]]] | None = None
     maker: Maker | None = None
     own: Callable[[], Own] = Own
     template: str | None = None

@@ -17,6 +17,7 @@ from typing import Any
 
 import llama_cpp as ll
 
+from specllama import kernels as own_kernels
 from specllama.backend import trial
 from specllama.backend.devices import devices as devices_here
 from specllama.backend.devices import ggml, gpus, handles
@@ -122,6 +123,16 @@ class Loras:
                 raise CannotLoad("llama.cpp does not accept these adapters together")
 
 
+def _own_kernels(wanted: bool) -> str:
+    """Offer our kernels to the model that is loaded next, or do not; return their name, "" for
+    none. llama.cpp freezes its list of layouts at the first model: they enter it before that."""
+    if not trial.kernels().name:
+        return ""
+    name = own_kernels.install().name
+    own_kernels.offer(wanted)
+    return name if wanted else ""
+
+
 class LlamaModel:
     """A loaded GGUF file. Pools made from it share its weights.
 
@@ -132,6 +143,7 @@ class LlamaModel:
         place: where layers and tensors go, instead of these.
         loras: adapters that every context of the model wears.
         repack: rearrange weights for this processor's wide products, where llama.cpp can.
+        kernels: pack them for specllama's own kernels instead, where these can be used.
         load_mtp: load NextN blocks as well, where the file has them.
         stop: ends loading, and the passes of every context of the model, when it is set.
 
@@ -154,6 +166,7 @@ class LlamaModel:
         use_mmap: bool = True,
         use_mlock: bool = False,
         repack: bool = True,
+        kernels: bool = False,
         load_mtp: bool = False,
         progress: Callable[[float], None] | None = None,
         head: bool = False,
@@ -176,7 +189,8 @@ class LlamaModel:
         alive = place_layers(params, place, self.devices)
         params.load_mode = _LOAD_MODES[use_mmap, use_mlock]
         params.load_mtp = load_mtp
-        params.use_extra_bufts = self.repacks
+        self.kernels = _own_kernels(kernels)
+        params.use_extra_bufts = self.repacks or bool(self.kernels)
 
         @ll.llama_progress_callback  # type: ignore[untyped-decorator]
         def on_progress(fraction: float, user_data: object) -> bool:

@@ -114,6 +114,7 @@ class LlamaCache:
             one_by_one(self._ctx) if settings.any_width and on_cpu and one_float else None
         )
         self._tiled: bool | None = None  # how the last pass was computed
+        file_type = metadata(model.handle, "general.file_type")
         self.kernels = Kernels(
             on_cpu=model.gpu_layers == 0,
             threads=settings.threads,
@@ -121,7 +122,7 @@ class LlamaCache:
             kv=settings.kv,
             any_width=on_cpu and (not one_float or self._one_by_one is not None),
             tiles=self._one_by_one is not None,
-            wide=TILE if metadata(model.handle, "general.file_type") in _NO_K_QUANTS else WIDE,
+            wide=TILE if model.kernels or file_type in _NO_K_QUANTS else WIDE,
         )
         self.capture = Capture(model.handle, self._ctx)
         # the most tokens that can be removed from the end of a pass: 0 for models without planes

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from specllama import kernels as own_kernels
 from specllama.backend import devices, verdicts
 from specllama.errors import CannotLoad
 from specllama.paths import scratch
@@ -28,6 +29,7 @@ from specllama.paths import scratch
 logger = logging.getLogger("specllama.backend.trial")
 
 SCHEMA = "specllama.trials.v1"
+KERNELS = "specllama.kernels.v1"
 TRYING = Path(__file__).with_name("trying.py")
 PATIENCE_S = 120.0
 _FAULTS = frozenset({signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT,
@@ -65,8 +67,21 @@ class Ended(msgspec.Struct, frozen=True):
         return f"{what}: weights stay as stored, which reads prompts slower"
 
 
+class Kernels(msgspec.Struct, frozen=True):
+    """The kernels of our own that can be used here.
+
+    Attributes:
+        name: their instruction set, "" if llama.cpp's compute.
+        why: the reason for that.
+    """
+
+    name: str = ""
+    why: str = ""
+
+
 _lock = threading.RLock()
 _known: dict[bytes, Ended] = {}  # by what they belong to
+_checked: dict[bytes, Kernels] = {}
 _untold: list[str] = []
 
 
@@ -108,6 +123,43 @@ def require(*, anew: bool = False) -> Ended:
         hint = f"free some memory (ulimit -v shows a limit), or build it again: {mend(short=True)}"
         raise CannotLoad(f"llama.cpp cannot be loaded: {why}", hint) from None
     return found
+
+
+def kernels() -> Kernels:
+    """Return our own kernels for this build on this machine. A process that may die checks them
+    once, bit for bit."""
+    if why := own_kernels.missing():
+        return Kernels(why=why)
+    stat = own_kernels.LIBRARY.stat()
+    key = {**_key(), "kernels": [stat.st_size, stat.st_mtime_ns]}
+    text = msgspec.json.encode(key)
+    with _lock:
+        found = _checked.get(text) or verdicts.known(KERNELS, key, Kernels)
+        if found is None:
+            found = _check_kernels()
+            if "SIGABRT" not in found.why:  # that may be for want of memory
+                verdicts.keep(KERNELS, key, found)
+            if not found.name:
+                _untold.append(f"specllama's own CPU kernels are off: {found.why}")
+        _checked[text] = found
+    return found
+
+
+def _check_kernels() -> Kernels:
+    """Return the result of a process that compares our kernels with their scalar reference."""
+    try:
+        with scratch("trial-kernels") as folder:
+            died, steps = _ended(folder, "-P", "-m", "specllama.kernels.check")
+    except (OSError, subprocess.SubprocessError) as error:
+        return Kernels(why=f"they could not be checked: {error}")
+    last = steps[-1] if steps else "nothing was logged"
+    word, _, rest = last.partition(": ")
+    if word == "alike":
+        return Kernels(rest)
+    if word in ("none", "different"):
+        wrong = f"their results are wrong here ({steps[-2:][0]})"
+        return Kernels(why=rest if word == "none" else wrong)
+    return Kernels(why=f"their check ended {f'by {died} ' if died else ''}here: {last}")
 
 
 def distrust(died: str) -> bool:
@@ -180,7 +232,13 @@ def _tried() -> Ended | None:
 def _run(folder: Path, model: Path, *layouts: str) -> tuple[str, list[str]]:
     """Try some layouts in a process of their own in a folder, which gets its core dump; return the
     signal of which it died, "" if it did not, and the steps that it began."""
-    command = [sys.executable or "python3", "-P", str(TRYING), str(model), *layouts]
+    return _ended(folder, "-P", str(TRYING), str(model), *layouts)
+
+
+def _ended(folder: Path, *arguments: str) -> tuple[str, list[str]]:
+    """Run Python in a folder; return the signal of which it died, "" if it did not, and its
+    lines."""
+    command = [sys.executable or "python3", *arguments]
     ended = subprocess.run(
         command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, timeout=PATIENCE_S,

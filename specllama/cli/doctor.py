@@ -111,6 +111,7 @@ def _native(workers: str) -> list[DoctorLine]:
         ok("llama.cpp", f"commit {build.llama_cpp}, backends {', '.join(build.backends)}"),
         ok("CPU features", ", ".join(wanted)),
         trial_line("a trial of it", sound),
+        _kernels(),
     ]
     for device in found:
         memory = f"{size(device.free)} free of {size(device.total)}"
@@ -216,12 +217,22 @@ def _plan(settings: Settings, options: EngineOptions) -> list[DoctorLine]:
     return checks
 
 
+def _kernels() -> DoctorLine:
+    from specllama.backend import trial
+
+    found = trial.kernels()
+    if found.name:
+        return ok("CPU kernels", f"specllama's own ({found.name}), checked bit for bit")
+    return warn("CPU kernels", f"llama.cpp's: {found.why}", "a pass of several rows costs more")
+
+
 def _exactness(pair: Pair) -> str:
     """Describe the measurements of the target's passes here, with any settings."""
-    from specllama.backend import verdicts
+    from specllama.backend import trial, verdicts
     from specllama.backend.exactness import SCHEMA, Exactness
 
-    key = {**verdicts.circumstances(pair.target), "repack": pair.repacks}
+    name = trial.kernels().name if pair.kernels else ""
+    key = {**verdicts.circumstances(pair.target), "repack": pair.repacks, "kernels": name}
     labels = [one.label for one in verdicts.all_known(SCHEMA, key, Exactness)]
     later = "not measured yet: that is done at rest, or now by: specllama tune -m FILE"
     return "; ".join(dict.fromkeys(labels)) or later

@@ -66,8 +66,7 @@ def command(
     """Measure a pair on this machine and choose the best settings.
 
     The first step is what a new model gets at rest: the check which passes compute the same bits
-    as single steps, and the times of both layouts of its weights (--repack). Each step says how
-    long it takes; Ctrl-C stops, and what is done is kept.
+    as single steps. Each step says how long it takes; Ctrl-C stops, and what is done is kept.
 
     It times passes of 1 to 16 rows of the target and steps of the draft model. Then it writes
     replies plainly, with drafts of one length and with the adaptive window, and shows their speed
@@ -104,7 +103,7 @@ def command(
             diagnostics.warn(profile.trouble)
         if not save:
             profile.path = None
-        engine.measure()  # both layouts of the weights
+        engine.measure()
         result = tune(
             engine, prompts,
             base=GenerateParams(sampling=params.sampling, from_card=params.from_card),

@@ -158,18 +158,18 @@ class Engine(Closes):
 
     @property
     def unmeasured(self) -> bool:
-        """True if a drafting or shared pass may come, and none were compared here yet, or no other
-        layout of the weights was timed; or if there is something to make for the next time."""
+        """True if a drafting or shared pass may come, and none were compared here yet; or if there
+        is something to make for the next time."""
         loaded = self._loaded
-        unknown = not self.info.exact_rows or loaded.layouts is not None
+        unknown = not self.info.exact_rows
         makes = loaded.maker is not None and loaded.maker.wanted
         return (unknown and self.info.lanes > 1) or ((unknown or makes) and self._drafts)
 
     def measure(
         self, report: Report = None, *, cancel: Cancel | None = None, times: bool = True
     ) -> bool:
-        """Compare passes of several rows with single steps, and with ``times`` time the layouts of
-        the weights; see ``Stepped``."""
+        """Compare passes of several rows with single steps, and with ``times`` make what the next
+        opening may use; see ``Stepped``."""
         loaded, cancel = self._loaded, cancel or Cancel()
         with self._alone():
             known = bool(self.info.exact_rows) or loaded.measure(report, cancel)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import ExitStack
-from functools import partial
 from importlib import import_module
 from typing import Any, Literal
 
 import msgspec
 
-from specllama.backend import llama, llama_log, trial, verdicts
+from specllama.backend import llama, llama_log, verdicts
 from specllama.backend.base import Opened, OpenedPair, Own
 from specllama.backend.cores import crowded, physical_cores
 from specllama.backend.embedding import Embedding
@@ -21,11 +20,10 @@ from specllama.backend.symbols import can_switch
 from specllama.cancel import Cancel
 from specllama.engine import fewer_words
 from specllama.engine.gguf_pair import Pair
-from specllama.engine.probing import exactness_of, state_key, time_layouts
+from specllama.engine.probing import exactness_of, state_key
 from specllama.errors import CannotLoad
 from specllama.events import LoadProgress, Notice, Report
 from specllama.interface import ModelInfo
-from specllama.models import memory
 from specllama.models.gguf import GgufHeader
 from specllama.models.memory import kv_bytes
 from specllama.models.nextn_blocks import why_not
@@ -52,7 +50,7 @@ def _shown(one: LoadedModel) -> Opened:
         quantization=header.quantization, n_params=model.n_params, file_bytes=header.file_bytes,
         n_ctx=pool.n_ctx, n_ctx_train=model.n_ctx_train, n_vocab=pool.n_vocab, kv_bytes=n_bytes,
         gpu_layers=min(model.gpu_layers, model.n_layer + 1), kv_types="/".join(kinds),
-        repacked=model.repacks, card=read_card(header.metadata).values,
+        repacked=model.repacks, kernels=model.kernels, card=read_card(header.metadata).values,
         sha256=header.contents or None, draft_tokens=header.rows or None,
     )  # fmt: skip
     key = state_key(one) if options.kv_disk != "off" else ""
@@ -86,20 +84,25 @@ def open_models(pair: Pair, on_progress: Report, stop: Cancel) -> OpenedPair:
 
             return open_own(target, options.heads)
 
-        one_layout = pair.on_gpu or not trial.repacks() or not memory.repacked_bytes(pair.target)
         maker = None
         # its steps are timed on the CPU
         if draft is not None and draft.model.gpu_layers == 0 and not pair.translated:
             whole = pair.whole or draft.header
             maker = fewer_words.DraftMaker(whole, options, target.model.vocab)
         return OpenedPair(
-            target=_shown(target), draft=None if draft is None else _shown(draft),
-            translated=pair.translated, exactness=exactness, measure=measure,
-            layouts=None if one_layout else partial(time_layouts, target), maker=maker, own=own,
-            template=target.header.chat_template, bos=target.model.vocab.bos_text,
-            eos=target.model.vocab.eos_text, here=verdicts.name_of(verdicts.here()),
+            target=_shown(target),
+            draft=None if draft is None else _shown(draft),
+            translated=pair.translated,
+            exactness=exactness,
+            measure=measure,
+            maker=maker,
+            own=own,
+            template=target.header.chat_template,
+            bos=target.model.vocab.bos_text,
+            eos=target.model.vocab.eos_text,
+            here=verdicts.name_of(verdicts.here()),
             close=closing.pop_all().close,
-        )  # fmt: skip
+        )
 
 
 def _prepare(template: str | None) -> None:
@@ -141,14 +144,21 @@ def _load_as(
         progress(0.0)
         is_target = role == "target"
         model = llama.LlamaModel(
-            header.path, embedding=Embedding(header) if header.rows else None,
-            pre=header.pre_tokenizer or "", longest=header.longest_token, gpu_layers="0",
+            header.path,
+            embedding=Embedding(header) if header.rows else None,
+            pre=header.pre_tokenizer or "",
+            longest=header.longest_token,
+            gpu_layers="0",
             place=None if plan is None else plan.target if is_target else plan.draft,
             loras=[Adapter.read(text) for text in options.loras] if is_target else (),
-            use_mmap=options.use_mmap, use_mlock=options.use_mlock,
+            use_mmap=options.use_mmap,
+            use_mlock=options.use_mlock,
             repack=pair.repacks if is_target else options.repack != "off",
-            load_mtp=is_target and not why_not(header), progress=progress, stop=stop,
-        )  # fmt: skip
+            kernels=pair.kernels,
+            load_mtp=is_target and not why_not(header),
+            progress=progress,
+            stop=stop,
+        )
         closing.callback(model.close)
         shape |= {"lanes": options.parallel, "threads": threads, "max_leaves": options.max_leaves}
         pool = open_pool(model, options=own, **shape)

@@ -139,6 +139,12 @@ class Pair:
         return options.resolved(on_gpu=self.on_gpu, one_kv_type=one, apart=apart)
 
     @property
+    def kernels(self) -> bool:
+        """True if specllama's own kernels compute its products on the CPU."""
+        wanted = self.options.kernels == "auto" and self.options.repack == "auto"
+        return wanted and bool(trial.kernels().name)
+
+    @property
     def repacks(self) -> bool:
         """True if the target is loaded with its weights repacked.
 
@@ -159,6 +165,8 @@ class Pair:
     @property
     def layout(self) -> str:
         """The layout of the target's weights in memory, and the reason for it."""
+        if self.kernels:
+            return f"packed for specllama's kernels ({trial.kernels().name})"
         if not trial.repacks():
             return "as stored: repacked, they end this build of llama.cpp here"
         if self.options.repack != "auto":

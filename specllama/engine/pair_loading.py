@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
@@ -21,7 +21,6 @@ from specllama.cancel import Cancel
 from specllama.engine.opening import OpeningPair
 from specllama.engine.profiles import Windows, open_profile
 from specllama.engine.prompting import Prompting, ThoughtLimit
-from specllama.engine.remedies import ROWS
 from specllama.engine.shelf import Shelf, StateKeys
 from specllama.engine.slot import Slot
 from specllama.errors import Cancelled, SpecllamaError, UsageError
@@ -165,7 +164,6 @@ class Loaded:
     Attributes:
         info: what to show people; replaced once more was measured.
         measured: measures what is not known yet, tells how far it is, and states it.
-        layouts: see ``OpenedPair``; None once their times are known.
         maker: see ``OpenedPair``.
         slots: places for conversations, whose lanes are of one pool; at least one.
         prompting: prompts in the target's tokens.
@@ -184,27 +182,20 @@ class Loaded:
     windows: Windows
     stop: Cancel = field(default_factory=Cancel)
     measured: Callable[[Report], EngineInfo] | None = None
-    layouts: Callable[[Report, Sequence[int]], Sequence[Mapping[int, float]]] | None = None
     maker: Maker | None = None
     kv_ram: int = 0
     shelf: Shelf | None = None
     close: Callable[[], None] = lambda: None
 
     def at_rest(self, report: Report, cancel: Cancel) -> bool:
-        """Time the layouts of the target's weights, once, and make what the next opening may use;
-        return False if ``cancel`` ended that."""
+        """Make what the next opening may use; return False if ``cancel`` ended that."""
         try:
-            if self.layouts is not None:
-                with self.stop.following(cancel):
-                    self.windows.learn_layouts(*self.layouts(report, ROWS))
-            self.layouts = None
             if self.maker is not None and self.maker.wanted:
                 self.maker.make(report, cancel)
         except Cancelled:
             return False
         except SpecllamaError as error:
             logger.info("what is done at rest is left out: %s", error)
-            self.layouts = None
         return True
 
     def measure(self, report: Report, cancel: Cancel) -> bool:
@@ -260,12 +251,18 @@ def load(opening: OpeningPair) -> Loaded:
         return replace(info, **_exactness(opened.measure(report), pool))
 
     return Loaded(
-        info=info, slots=slots,
-        prompting=Prompting(vocab, opened.template, opened.bos, opened.eos), chains=chains,
-        windows=windows, stop=opening.stop, measured=measured,
-        layouts=None if windows.profile.costs.other else opened.layouts, maker=opened.maker,
-        kv_ram=kv_ram, shelf=_shelf(opened, own, options.kv_disk, idle), close=opened.close,
-    )  # fmt: skip
+        info=info,
+        slots=slots,
+        prompting=Prompting(vocab, opened.template, opened.bos, opened.eos),
+        chains=chains,
+        windows=windows,
+        stop=opening.stop,
+        measured=measured,
+        maker=opened.maker,
+        kv_ram=kv_ram,
+        shelf=_shelf(opened, own, options.kv_disk, idle),
+        close=opened.close,
+    )
 
 
 def _exactness(found: Exactness, pool: Pool) -> dict[str, Any]:

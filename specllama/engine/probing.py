@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -21,10 +20,8 @@ from specllama.backend import probe, verdicts
 from specllama.backend.exactness import SCHEMA, Exactness
 from specllama.backend.llama_pool import LlamaPool, LoadedModel, open_pool
 from specllama.backend.turns import Turn, timed
-from specllama.errors import Cancelled, DoesNotFit, EngineError, SpecllamaError, UsageError
+from specllama.errors import Cancelled, EngineError, SpecllamaError, UsageError
 from specllama.events import Measuring, Report
-from specllama.models import memory
-from specllama.text import size
 
 if TYPE_CHECKING:
     from specllama.backend.llama import LlamaModel
@@ -32,10 +29,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("specllama.engine.probing")
 
 WHAT = "checking that drafting gives the same text here"
-LAYOUTS = "timing the other layout of the weights"
 LATER = "that is done while the model is at rest, or now by: specllama tune -m FILE"
 _TURNS = 3  # in which passes are timed
-_SHARE = 0.5  # of the free memory that a second copy of the weights may take
 _STEADY = 1.25  # times the least, of what is believed
 _SURE = 0.04  # share of a measurement after which its length is estimated
 _STATES = 2  # of what is written, and of how llama.cpp's own bytes are taken over
@@ -91,7 +86,7 @@ def kernel_key(one: LoadedModel) -> dict[str, Any]:
     """Return everything that chooses kernels."""
     model, target, options = one.model, one.pool, one.options
     return {
-        **verdicts.circumstances(one.header), "repack": model.repacks,
+        **verdicts.circumstances(one.header), "repack": model.repacks, "kernels": model.kernels,
         "gpu_layers": model.gpu_layers, "threads": target.kernels.threads,
         "flash_attn": target.kernels.flash, "alike": target.kernels.any_width,
         "kv": [options.kv_type_k, options.kv_type_v], "mmap": options.use_mmap,
@@ -185,40 +180,6 @@ def steady(turns: Sequence[Turn], lane: int = 0) -> dict[int, float]:
     busy machine tells nothing."""
     found = {w: [turn[lane][w] / max(turn[0][1], 1e-9) for turn in turns] for w in turns[0][lane]}
     return {w: median(r) for w, r in found.items() if max(r) < _STEADY * min(r)}
-
-
-def time_layouts(
-    target: LoadedModel, report: Report, rows: Sequence[int]
-) -> list[dict[int, float]]:
-    """Time passes in both layouts of the target's weights; see ``OpenedPair``. No text depends on
-    it.
-
-    Raises:
-        Cancelled: it was stopped.
-        DoesNotFit: there is no memory for a second copy of the weights.
-        CannotLoad: llama.cpp refuses it.
-    """
-    extra, free = memory.repacked_bytes(target.header), memory.available_memory()
-    if extra > _SHARE * free:
-        raise DoesNotFit(f"a second copy takes {size(extra)}, {size(free)} are free", needed=extra)
-    done = count(1)
-
-    def told() -> None:
-        if report is not None:
-            report(Measuring(LAYOUTS, share=next(done) / (_TURNS * len(rows) + 1)))
-
-    pools, model = [], target.model
-    other = target.load(target.header, repack=not model.repacks)
-    try:
-        told()
-        pools = [_beside(each, target, max(rows)) for each in (model, other)]
-        turns = timed([pool.open() for pool in pools], rows, _TURNS, done=told)
-    finally:
-        if pools:
-            model.drop(pools[0])
-        other.close()
-    one = median(mine[1] for mine, _ in turns)
-    return [{w: one * cost for w, cost in steady(turns, lane).items()} for lane in (0, 1)]
 
 
 def state_key(one: LoadedModel) -> str:

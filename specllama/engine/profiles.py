@@ -200,7 +200,6 @@ class Profile:
             _all_become(band.sources, theirs.sources)
             _all_become(band.asked, theirs.asked)
             band.pace = theirs.pace
-        self.costs.other = costs.other
         self.advice = advice if isinstance(advice, dict) else None
 
     def _data(self) -> store.Data:
@@ -326,15 +325,6 @@ class Windows:
             profile.costs.draft_share = min(
                 max(1.2 * info.draft.file_bytes / info.target.file_bytes, 0.01), 2.0
             )
-
-    def learn_layouts(self, mine: Mapping[int, float], other: Mapping[int, float]) -> None:
-        """Keep the times of passes: what is missing of this layout's, and the other one's."""
-        costs, one = self.profile.costs, mine[1]
-        if costs.target.level is None:
-            costs.target.set(1, one)
-        costs.target.expect({rows: ms / one for rows, ms in mine.items()})
-        costs.other = {rows: ms / one for rows, ms in other.items()}
-        self.profile.save()
 
     def remedies(
         self, params: GenerateParams, rounds: Sequence[RoundDone] = ()

@@ -20,9 +20,9 @@ import msgspec
 
 from specllama.errors import SpecllamaError
 from specllama.events import RoundDone
-from specllama.interface import ModelInfo, layout_words
+from specllama.interface import ModelInfo
 from specllama.rates import LONGEST, Remedy, affordable_step, fixed_speeds, steady
-from specllama.speculative.policy.costs import Costs, CostTable
+from specllama.speculative.policy.costs import Costs
 from specllama.speculative.policy.learned import Learned
 from specllama.store import profile_file as store
 
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 LEAST = 1.08  # times the present speed: times of other minutes differ by less
 BEST = 0.97  # an acceptance that no draft model keeps up for long
 TESTED = 16  # guesses from which an acceptance is known
-READ = 128  # tokens of a pass that stands for reading a prompt
 _DRAFT = "-d "
-ROWS = (*range(1, LONGEST + 1), READ)  # of the passes that are timed in a layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,25 +104,15 @@ def ranked(
     if not mine.known:
         return ()
     found = {f"--proposer {name}": (mine.gain(name, band), "") for name in mine.costs.own}
-    # both layouts in the same minute tell more than two profiles
-    ways = [*([_other_layout(mine)] if mine.costs.other else []), *others]
-    for other in ways:
+    for other in others:
         change = _change(mine.key, other.key)
         if change and change not in found and other.known:
-            found[change] = _speed(mine, other, band, rounds), _then(mine, other)
+            then = "" if mine.key["target"] == other.key["target"] else "its texts are other ones"
+            found[change] = _speed(mine, other, band, rounds), then
     least = LEAST * _speed(mine, mine, band, rounds)
     best = [Remedy(_typed(change), *what) for change, what in found.items() if what[0] >= least]
     best.sort(key=lambda one: one.speed or 0.0, reverse=True)
     return (*best, *_cheaper_draft(mine, band))
-
-
-def _other_layout(mine: Weighed) -> Weighed:
-    layout = layout_words(mine.key["layout"] == layout_words(False))
-    table, level = CostTable(deep=mine.costs.target.deep), mine.costs.target.ms(1)
-    for rows, steps in sorted(mine.costs.other.items()):
-        table.set(rows, steps * level)
-    costs = replace(mine.costs, target=table)
-    return Weighed({**mine.key, "layout": layout}, costs, mine.bands)
 
 
 def _speed(mine: Weighed, other: Weighed, band: str, rounds: Sequence[RoundDone]) -> float:
@@ -149,8 +137,6 @@ def _change(mine: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """Name the one thing in which another profile differs, as it is typed; "" if it is no such
     change."""
     differ = {name for name in (*mine, *other) if mine.get(name) != other.get(name)}
-    if differ == {"layout"}:
-        return f"--repack {'off' if other['layout'] == layout_words(False) else 'on'}"
     if differ == {"threads"}:
         return f"-t {other['threads']}"
     if "draft" in differ and differ <= {"draft", "layers", "cache"} and other["draft"] != "none":
@@ -180,18 +166,6 @@ def _typed(change: str) -> str:
             if f", {one.bytes}," in draft and draft.startswith(draft_key(read_header(one.path))):
                 return f"{_DRAFT}{shlex.quote(one.ref)}"
     return f"the draft model {draft.rpartition(' (')[0]}"
-
-
-def _then(mine: Weighed, other: Weighed) -> str:
-    """Describe what else the change does."""
-    ours, theirs = mine.costs.target, other.costs.target
-    if mine.key["target"] != other.key["target"]:
-        return "its texts are other ones"
-    if mine.key["layout"] == other.key["layout"]:
-        return ""
-    reading = ours.ms(READ) / theirs.ms(READ) if ours.known(READ) and theirs.known(READ) else 1.0
-    reads = f"prompts are read {reading:.1f}× as fast, " if abs(reading - 1.0) > 0.1 else ""
-    return f"{reads}texts are then equal up to rounding"
 
 
 def _cheaper_draft(mine: Weighed, band: str) -> list[Remedy]:

@@ -467,6 +467,12 @@ class EngineOptions:
         metavar="FILE[:SCALE]",
     )
     use_mmap: bool = setting(True, "Map model files instead of reading them.", name="mmap")
+    kernels: Literal["auto", "off"] = setting(
+        "auto",
+        "Products on a CPU: auto uses specllama's own kernels where a check of them went well, "
+        "unless --repack names another layout of the weights; off leaves all to llama.cpp.",
+        choices=("auto", "off"),
+    )
     repack: Repacking = setting(
         "auto",
         "Rearrange weights for wide products on a CPU; auto takes the layout whose passes are "

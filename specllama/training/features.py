@@ -26,7 +26,7 @@ from specllama.engine.prompting import Prompting
 from specllama.errors import DoesNotFit
 from specllama.interface import Closes
 from specllama.models.gguf import GgufHeader
-from specllama.settings.params import EngineOptions, Repacking
+from specllama.settings.params import EngineOptions
 from specllama.speculative.selection import Peaks
 from specllama.training.corpus import Sample
 from specllama.training.head_file import layers_read
@@ -144,7 +144,6 @@ class Teacher(Closes):
         lanes: int = 16,
         longest: int = 1024,
         threads: int | None = None,
-        repack: Repacking = "auto",
     ) -> Teacher:
         """Open a target for ``lanes`` texts at once, of at most ``longest`` tokens each; for fewer
         where memory does not hold them.
@@ -159,7 +158,6 @@ class Teacher(Closes):
             rows = _LEAST_ROWS
         options = EngineOptions(
             threads=threads, n_batch=_ROWS, max_rows=rows, max_leaves=1, kv_disk="off",
-            repack=repack,
         )  # fmt: skip
         while True:
             options = replace(options, n_ctx=lanes * longest, parallel=lanes)

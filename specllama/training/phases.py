@@ -23,7 +23,6 @@ from specllama.training.questions import PromptList
 from specllama.training.shards import Shards
 from specllama.training.training_card import METADATA, Milestone, TrainingCard
 from specllama.training.training_folder import CHECKPOINT, started_from
-from specllama.training.weights import Weights, choose_weights
 from specllama.training.writing import Writer
 
 TRIM_S = 5.0  # of training, after which freed memory goes back to the system
@@ -73,7 +72,6 @@ class TargetPhases:
         self._questions, self._threads = questions, threads
         self._corpus, self._shards = Corpus(folder), Shards(folder, disk)
         self._trainer: Any = None
-        self._weights: Weights | None = None
 
     def amounts(self) -> Amounts:
         corpus, shards = self._corpus, self._shards
@@ -88,13 +86,7 @@ class TargetPhases:
         )
 
     def _teacher(self) -> Teacher:
-        if self._weights is None:
-            room = self._shards.most_bytes
-            self._weights = choose_weights(self._target, self._folder, self._threads, room)
-            if self._weights[0] is not self._target:
-                self._shards.most_bytes -= self._weights[0].path.stat().st_size
-        file, repack = self._weights
-        return Teacher.open(file, threads=self._threads, repack=repack)
+        return Teacher.open(self._target, threads=self._threads)
 
     def write(self, over: Over) -> None:
         """Let the target answer the next questions; its passes give the features as well."""

@@ -26,13 +26,12 @@ from specllama.training.training_card import (
     card_inside,
     read_training_card,
 )
-from specllama.training.weights import COPY
 
 LOCK = ".lock"
 START = "start.gguf"  # the head that the training started from
 CHECKPOINT = "head.pt"
 NOTHING = "none"  # instead of such a head
-_OURS = (NAME, TEXTS, START, CHECKPOINT, COPY, "shard-*.npz", "held-*.npz")
+_OURS = (NAME, TEXTS, START, CHECKPOINT, ".copy.gguf", "shard-*.npz", "held-*.npz")
 _OF_FREE, _LEAST = 0.9, 64 << 20  # bytes
 _A_SIXTH, _WHOLE, _FEW = 6, 1024, 2048  # words: of the vocabulary, in whole thousands
 

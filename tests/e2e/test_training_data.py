@@ -45,7 +45,7 @@ def teacher(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECLLAMA_HOME", str(tmp_path_factory.mktemp("home")))
         header = read_header(refs.resolve(str(target)))
-        with Teacher.open(header, lanes=3, longest=256, threads=1, repack="off") as teacher:
+        with Teacher.open(header, lanes=3, longest=256, threads=1) as teacher:
             yield teacher
 
 

@@ -545,7 +545,7 @@ def test_what_was_measured_to_be_faster_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     target = ggufs.write_llama(tmp_path / "t-F32.gguf", quant="F32")
-    better = Remedy("--repack on", 1.2, "texts are then equal up to rounding")
+    better = Remedy("-t 1", 1.2, "texts stay as they are")
     monkeypatch.setattr(choices, "remedies_of", lambda here, *files: (better,) if here else None)
     row = ChoiceRow(str(target), "t", path=target)
 
@@ -553,8 +553,8 @@ def test_what_was_measured_to_be_faster_is_named(
         options = EngineOptions()
         return choices.estimate(row, None, options, MACHINE, "", brief=True, here=here).plain
 
-    assert said("this machine").endswith("--repack on would write 1.20×; " + better.then)
-    assert "--repack" not in said("")
+    assert said("this machine").endswith("-t 1 would write 1.20×; " + better.then)
+    assert "-t 1" not in said("")
 
 
 async def test_a_typed_draft_is_judged_and_a_pair_that_cannot_be_has_no_speed(

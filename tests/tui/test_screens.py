@@ -1,17 +1,15 @@
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
 from app_driver import Driver, GatedEngine, Recipe
 from demo_engine import DemoEngine
-from fakes import Reply, ScriptedEngine, engine_info, model_info
+from fakes import Reply, ScriptedEngine, engine_info
 from textual.widgets import Input, TextArea
 
 from specllama.errors import DoesNotFit
 from specllama.events import Notice
 from specllama.interface import MethodInfo
-from specllama.models.refs import bundled
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.store.message_tree import StoredMessage
 from specllama.tui.keymap import ACTIONS
@@ -337,33 +335,6 @@ async def test_another_context_size_loads_the_model_again(
                 await d.until(lambda: "too long" in d.shown)
                 assert d.app.options.n_ctx is None
     assert asked == [None, 9999, 512]
-
-
-async def test_a_key_loads_the_other_layout_of_the_weights_and_the_usual_one_again(
-    start: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-    path = str(bundled("tiny-target"))
-
-    def load(target: str, draft: str | None, options: EngineOptions) -> Recipe:
-        asked.append(options.repack)
-        layout = model_info(path=path, repacked=options.repack == "on")
-        return Recipe(ScriptedEngine(["Ok."], engine_info(target=layout)))
-
-    monkeypatch.setattr("specllama.tui.app.LoadEngine", load)
-    async with start(factory_for=None, size=(100, 40)) as d:
-
-        def told(words: str) -> bool:
-            return any(words in note.message for note in d.app._notifications)
-
-        for asking, words in ((2, "--repack on: texts are equal"), (3, "--repack auto")):
-            await d.press("alt+l", until=partial(told, words))
-            await d.until(lambda n=asking: d.app.loader.ready and len(asked) == n)
-            other = "off" if asked[-1] == "on" else "on"
-            await d.until(lambda other=other: d.app.chat.strip.layout == f"--repack {other}")
-        d.app.loader.info = replace(d.app.loader.info, target=model_info(path=path, gpu_layers=9))
-        await d.press("alt+l", until=partial(told, "No weights"))
-    assert asked == ["auto", "on", "auto"]
 
 
 async def test_a_field_says_who_chose_it_and_empty_follows_the_card(start: Any) -> None:

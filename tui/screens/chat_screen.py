@@ -307,7 +307,6 @@ class ChatScreen(ActingScreen):
             self.board.runs.clear()
             self.strip.n_ctx = self.prompt.n_ctx = info.target.n_ctx
             self.strip.guesses = advice.guesses(info)
-            self.strip.layout = f"--repack {'off' if info.target.repacked else 'on'}"
             self.strip.notice = ""
             for welcome in self.query(Welcome):
                 welcome.redraw()

@@ -18,7 +18,7 @@ from specllama.tui.advice import NO_GUESSES
 from specllama.tui.record import Record
 from specllama.tui.themes import Glyphs, Ink
 from specllama.tui.widgets.inked import Inked
-from specllama.verdict import brief, shown_remedies
+from specllama.verdict import brief
 
 MEASURE = "F4 measures it"
 FULL = 0.8  # of the context, from which on that is said
@@ -38,7 +38,6 @@ class StripState:
     prefill: PrefillProgress | None = None
     loading: str = ""
     guesses: bool = True  # something guesses new text
-    layout: str = ""  # of the weights, that Alt+L loads, as it is typed
     demonstration: bool = False  # drafting is forced where it does not pay
 
     @property
@@ -155,10 +154,6 @@ class StatsStrip(Inked, Widget):
             style = ink.warn
         elif not s.speculate:
             words, style = ["Drafting is off (F9 turns it on)", "F9 drafts"], ink.muted
-        elif better := [x for x in shown_remedies(s.verdict) if x.change == s.layout]:
-            change, gain = better[0].change, f"{better[0].speed:.2f}×"
-            words = [f"{change} would write {gain}: Alt+L", f"Alt+L: {gain}"]
-            style = ink.warn
         elif s.loses:
             words, style = ["F9 off"], ink.warn
         else:

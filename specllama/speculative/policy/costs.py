@@ -194,15 +194,13 @@ class Costs:
     """Measured costs of a pair on a machine: target passes by rows, draft passes by tokens.
 
     ``own`` are the tables of methods whose steps are not the draft model's; ``draft_share`` is the
-    prior for a step of that, in plain steps. ``other`` is what passes of the target take in the
-    other layout of its weights: by rows, in single passes of this one.
+    prior for a step of that, in plain steps.
     """
 
     target: CostTable = field(default_factory=CostTable)
     draft: CostTable = field(default_factory=CostTable)
     own: dict[str, CostTable] = field(default_factory=dict)
     draft_share: float = SLOPE
-    other: dict[int, float] = field(default_factory=dict)
 
     def steps(self, booking: Booking) -> CostTable:
         """Return the table of step costs of these drafts: the method's own, or the draft

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from specllama.backend import trial
 from specllama.engine import gguf_pair
 from specllama.engine.gguf_pair import Pair
 from specllama.models import context, memory
@@ -30,7 +31,8 @@ def pair(types: Mapping[str, str] | None = None, *, on_gpu: bool = False, **opti
     ]
     header: Any = SimpleNamespace(tensors=tensors)
     plan: Any = SimpleNamespace(target=SimpleNamespace(layers=int(on_gpu)))
-    return Pair(header, None, False, context.LEAST_LENGTH, EngineOptions(**options), plan)
+    wanted = EngineOptions(**{"kernels": "off", **options})
+    return Pair(header, None, False, context.LEAST_LENGTH, wanted, plan)
 
 
 @pytest.mark.parametrize(
@@ -65,3 +67,13 @@ def test_why_is_said() -> None:
     assert pair().layout.startswith("as stored: ")
     assert pair(repack="off").layout == "as stored"
     assert pair(on_gpu=True).layout == "as llama.cpp lays them out"
+
+
+def test_our_kernels_are_taken_unless_a_layout_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "kernels", lambda: trial.Kernels("avx2"))
+    assert pair(kernels="auto").kernels
+    assert pair(kernels="auto").layout == "packed for specllama's kernels (avx2)"
+    assert not pair().kernels
+    assert not pair(kernels="auto", repack="on").kernels
+    monkeypatch.setattr(trial, "kernels", lambda: trial.Kernels(why="they die of SIGILL here"))
+    assert not pair(kernels="auto").kernels

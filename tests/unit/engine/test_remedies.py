@@ -14,7 +14,7 @@ from timed_rounds import timed
 
 from specllama.engine import profiles
 from specllama.engine.profiles import Profile, Windows, open_profile, pair_key, remedies_of
-from specllama.engine.remedies import ROWS, Weighed, kept_in, ranked
+from specllama.engine.remedies import Weighed, kept_in, ranked
 from specllama.interface import EngineInfo
 from specllama.models import library
 from specllama.models.gguf import read_header
@@ -43,7 +43,6 @@ def kept(
     steps: Mapping[int, float] = DRAFT,
     *,
     mean: float = 0.8,
-    other: Mapping[int, float] | None = None,
     **key: str,
 ) -> Weighed:
     """A profile whose guesses are kept that often."""
@@ -51,8 +50,7 @@ def kept(
         "here": "h", "model": "T 1", "target": "Q4_K_M 2", "layout": "as stored",
         "draft": "D Q4_K_M (1, 2, as stored)", "threads": "2", "layers": "0 0", "cache": "f16",
     }  # fmt: skip
-    ratios = {rows: ms / times[1] for rows, ms in (other or {}).items()}
-    costs = Costs(table(times), table(steps), other=ratios)
+    costs = Costs(table(times), table(steps))
     bands = {"greedy": Learned({"draft": Acceptance(mean=mean, labels=99)})}
     return Weighed({**whole, **key}, costs, bands)
 
@@ -61,29 +59,26 @@ def changes(found: tuple[Remedy, ...]) -> list[str]:
     return [one.change for one in found if one.speed]
 
 
-def test_the_other_layout_is_named_with_the_speed_of_its_own_costs() -> None:
-    mine = kept(other={**REPACKED, 128: 1700.0})
-    mine.costs.target.set(128, 900.0)
-    (best,) = (one for one in ranked(mine, []) if one.speed)
+def test_fewer_threads_are_named_with_the_speed_of_their_own_costs() -> None:
+    (best,) = (one for one in ranked(kept(), [kept(REPACKED, threads="1")]) if one.speed)
     late = DRAFT[2] - DRAFT[1]
     expected = max(fixed_speeds(steady(0.8), DRAFT[1], [0.0, *REPACKED.values()], late).values())
-    assert best.change == "--repack on"
+    assert best.change == "-t 1"
     assert best.speed == pytest.approx(expected * 87 / 80, rel=0.01)
-    assert best.then == "prompts are read 0.5× as fast, texts are then equal up to rounding"
-    assert remedy_words(best).startswith(f"--repack on would write {best.speed:.2f}×; prompts")
+    assert remedy_words(best).startswith(f"-t 1 would write {best.speed:.2f}×")
 
 
-def test_a_layout_that_is_no_faster_is_not_named() -> None:
-    assert not changes(ranked(kept(other={n: 1.03 * ms for n, ms in STORED.items()}), []))
-    back = kept(REPACKED, other=STORED, layout="repacked where llama.cpp can")
-    assert not changes(ranked(back, []))
+def test_what_is_no_faster_is_not_named() -> None:
+    slower = kept({n: 1.03 * ms for n, ms in STORED.items()}, threads="1")
+    assert not changes(ranked(kept(), [slower]))
+    assert not changes(ranked(kept(REPACKED), [kept(STORED, threads="1")]))
 
 
 def test_rounds_that_drafted_are_paid_anew() -> None:
-    """Copies cost rows only: what they would take in the other layout is no estimate."""
+    """Copies cost rows only: what they would take with other threads is no estimate."""
     one = timed(source="ngram", tokens=4, drafted=3, accepted=3, pass_ms=STORED[4])
-    mine = kept(other=REPACKED, mean=0.1)
-    (best,) = (r for r in ranked(mine, [], "greedy", [one] * 9) if r.speed)
+    other = kept(REPACKED, mean=0.1, threads="1")
+    (best,) = (r for r in ranked(kept(mean=0.1), [other], "greedy", [one] * 9) if r.speed)
     assert best.speed == pytest.approx(4 * 87.0 / REPACKED[4])
 
 
@@ -155,9 +150,9 @@ def verdict(answer: Any, *remedies: Remedy) -> Payoff:
 
 
 def test_a_verdict_names_the_first_of_them() -> None:
-    layout, cheaper = Remedy("--repack on", 1.2, "and so on"), Remedy("a cheaper one", then="why")
+    layout, cheaper = Remedy("-t 1", 1.2, "and so on"), Remedy("a cheaper one", then="why")
     assert words(verdict("off", layout, cheaper), "").endswith(
-        "would be slower here (it lost 1.0 ms a token) · --repack on would write 1.20×; and so on"
+        "would be slower here (it lost 1.0 ms a token) · -t 1 would write 1.20×; and so on"
     )
     assert words(verdict("off", cheaper), "").endswith("a cheaper one: why")
     assert "cheaper" not in words(verdict("unknown", cheaper), "")
@@ -175,26 +170,19 @@ def engine_info(**changes: Any) -> EngineInfo:
 def learnt(folder: Path, info: EngineInfo) -> Windows:
     windows = Windows(open_profile(info, folder), info)
     for rows, ms in STORED.items():
-        if rows < 3:
-            windows.profile.costs.target.set(rows, 2.0 * ms)  # of a slower minute
-    windows.learn_layouts({**STORED, 128: 900.0}, {**REPACKED, 128: 900.0})
+        windows.profile.costs.target.set(rows, ms)
+    windows.profile.costs.draft.set(1, 60.0)  # dear: a remedy says so
+    windows.profile.save()
     return windows
 
 
-def test_the_times_of_layouts_are_kept_by_turns(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_profiles_of_others_are_read_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info, listed = engine_info(), list[int]()
-    costs = learnt(home, info).profile.costs
-    assert costs.target.ms(4) == pytest.approx(2.0 * STORED[4]), "in the table's own minute"
+    learnt(home, info)
     again = Windows(open_profile(info, home), info)
-    assert again.profile.costs.other[4] == pytest.approx(REPACKED[4] / STORED[1])
     monkeypatch.setattr(profiles, "kept_in", lambda *args: listed.append(1) or kept_in(*args))
-    (best,) = again.remedies(GenerateParams())
-    assert again.remedies(GenerateParams()) == (best,)
-    assert len(listed) == 1, "the folder is read once for all replies"
-    assert (best.change, best.speed) == ("--repack on", pytest.approx(87 / 80))
-    assert set(ROWS) <= set(again.profile.costs.target.ratios)
+    assert again.remedies(GenerateParams()) == again.remedies(GenerateParams())
+    assert len(listed) == 1, "for all replies"
 
 
 def test_a_pair_of_files_is_found_again_and_never_of_another_machine(home: Path) -> None:
