@@ -27,7 +27,7 @@ RESTRICTED = {
     "llama_cpp": (
         "backend.capture backend.devices backend.heads backend.llama "
         "backend.llama_cache backend.llama_log backend.llama_pool backend.llama_vocab "
-        "backend.quantizer backend.symbols backend.trial backend.trying backend.watch "
+        "backend.quantizer backend.symbols backend.trial backend.trying backend.watch kernels "
         "models.recipe"
     ),
     "llguidance": "grammar.guide",

@@ -8,6 +8,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from shared_files import SHARE, files
 
 import specllama
+from specllama.kernels import build
 from specllama.models import catalog
 
 ROOT = Path(__file__).parent.parent
@@ -125,7 +127,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("needs setuptools 77 or newer")
     # A copy, so that no build folder is left behind and development links play no part.
     tree = tmp_path_factory.mktemp("tree")
-    junk = shutil.ignore_patterns("__pycache__", "*.pyc", "*.egg-info")
+    junk = shutil.ignore_patterns("__pycache__", "*.pyc", "*.so", "*.egg-info")
 
     def ignored(path: str, names: list[str]) -> set[str]:
         linked = {"tui", "models"} if Path(path) == ROOT / "specllama" else set[str]()
@@ -167,7 +169,9 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipF
     )
     assert done.returncode == 0, done.stderr
     (file_,) = out.glob("*.whl")
-    assert file_.name == f"specllama-{specllama.__version__}-py3-none-any.whl"
+    # for this platform, because of the kernels, and for every CPython 3
+    tag = "py3-none-any" if build.compiler() is None else "py3-none-linux_*"
+    assert fnmatch(file_.name, f"specllama-{specllama.__version__}-{tag}.whl")
     assert file_.stat().st_size < MAX_WHEEL_BYTES
     return zipfile.ZipFile(file_)
 
@@ -178,7 +182,8 @@ def test_the_source_archive_is_the_checkout(sdist: Path) -> None:
     def within(root: Path) -> set[Path]:
         paths = (path for name in TRACKED for path in [root / name, *(root / name).rglob("*")])
         found = {path.relative_to(root) for path in paths if path.is_file()}
-        return {path for path in found if path.suffix != ".pyc" and not made_here & {*path.parents}}
+        made = (".pyc", ".so")
+        return {p for p in found if p.suffix not in made and not made_here & {*p.parents}}
 
     made_here = {Path("specllama/tui"), Path("specllama/models"), Path("specllama.egg-info")}
     assert within(ROOT) == within(sdist)
@@ -200,6 +205,9 @@ def test_the_wheel_holds_everything_and_nothing_else(wheel: zipfile.ZipFile) -> 
     code = {name for name in names if name.endswith(".py")}
     assert code == set(sources())
     wanted = {"specllama/py.typed", "specllama/models/catalog.toml"}
+    if build.compiler() is not None:
+        wanted.add(f"specllama/kernels/{build.NAME}")
+    assert not [name for name in names if name.endswith((".cpp", ".h"))]
     for folder, pattern in (
         ("models/tiny", "*.gguf"),
         ("models/tiny", "README.md"),

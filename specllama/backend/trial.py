@@ -67,7 +67,7 @@ class Ended(msgspec.Struct, frozen=True):
         return f"{what}: weights stay as stored, which reads prompts slower"
 
 
-class Kernels(msgspec.Struct, frozen=True):
+class OwnKernels(msgspec.Struct, frozen=True):
     """The kernels of our own that can be used here.
 
     Attributes:
@@ -81,7 +81,7 @@ class Kernels(msgspec.Struct, frozen=True):
 
 _lock = threading.RLock()
 _known: dict[bytes, Ended] = {}  # by what they belong to
-_checked: dict[bytes, Kernels] = {}
+_checked: dict[bytes, OwnKernels] = {}
 _untold: list[str] = []
 
 
@@ -125,16 +125,16 @@ def require(*, anew: bool = False) -> Ended:
     return found
 
 
-def kernels() -> Kernels:
+def kernels() -> OwnKernels:
     """Return our own kernels for this build on this machine. A process that may die checks them
     once, bit for bit."""
     if why := own_kernels.missing():
-        return Kernels(why=why)
+        return OwnKernels(why=why)
     stat = own_kernels.LIBRARY.stat()
     key = {**_key(), "kernels": [stat.st_size, stat.st_mtime_ns]}
     text = msgspec.json.encode(key)
     with _lock:
-        found = _checked.get(text) or verdicts.known(KERNELS, key, Kernels)
+        found = _checked.get(text) or verdicts.known(KERNELS, key, OwnKernels)
         if found is None:
             found = _check_kernels()
             if "SIGABRT" not in found.why:  # that may be for want of memory
@@ -145,21 +145,21 @@ def kernels() -> Kernels:
     return found
 
 
-def _check_kernels() -> Kernels:
+def _check_kernels() -> OwnKernels:
     """Return the result of a process that compares our kernels with their scalar reference."""
     try:
         with scratch("trial-kernels") as folder:
             died, steps = _ended(folder, "-P", "-m", "specllama.kernels.check")
     except (OSError, subprocess.SubprocessError) as error:
-        return Kernels(why=f"they could not be checked: {error}")
+        return OwnKernels(why=f"they could not be checked: {error}")
     last = steps[-1] if steps else "nothing was logged"
     word, _, rest = last.partition(": ")
     if word == "alike":
-        return Kernels(rest)
+        return OwnKernels(rest)
     if word in ("none", "different"):
         wrong = f"their results are wrong here ({steps[-2:][0]})"
-        return Kernels(why=rest if word == "none" else wrong)
-    return Kernels(why=f"their check ended {f'by {died} ' if died else ''}here: {last}")
+        return OwnKernels(why=rest if word == "none" else wrong)
+    return OwnKernels(why=f"their check ended {f'by {died} ' if died else ''}here: {last}")
 
 
 def distrust(died: str) -> bool:

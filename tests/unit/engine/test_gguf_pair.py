@@ -70,10 +70,10 @@ def test_why_is_said() -> None:
 
 
 def test_our_kernels_are_taken_unless_a_layout_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "kernels", lambda: trial.Kernels("avx2"))
+    monkeypatch.setattr(trial, "kernels", lambda: trial.OwnKernels("avx2"))
     assert pair(kernels="auto").kernels
     assert pair(kernels="auto").layout == "packed for specllama's kernels (avx2)"
     assert not pair().kernels
     assert not pair(kernels="auto", repack="on").kernels
-    monkeypatch.setattr(trial, "kernels", lambda: trial.Kernels(why="they die of SIGILL here"))
+    monkeypatch.setattr(trial, "kernels", lambda: trial.OwnKernels(why="they die of SIGILL here"))
     assert not pair(kernels="auto").kernels
