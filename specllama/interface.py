@@ -53,7 +53,9 @@ class Closes:
 Prompt = str | Sequence[int | str] | Sequence[Message]
 
 
-def layout_words(repacked: bool) -> str:
+def layout_words(repacked: bool, kernels: str = "") -> str:
+    if kernels:
+        return f"packed for specllama's kernels ({kernels})"
     return "repacked where llama.cpp can" if repacked else "as stored"
 
 
@@ -99,7 +101,7 @@ class ModelInfo:
     @property
     def layout(self) -> str:
         """The layout of the weights in memory, in words."""
-        return f"packed for {self.kernels}" if self.kernels else layout_words(self.repacked)
+        return layout_words(self.repacked, self.kernels)
 
     def to_dict(self) -> dict[str, Any]:
         told = {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -12,11 +12,11 @@ from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
 
+import build_kernels as build
 import pytest
 from shared_files import SHARE, files
 
 import specllama
-from specllama.kernels import build
 from specllama.models import catalog
 
 ROOT = Path(__file__).parent.parent

@@ -40,7 +40,7 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 def compare(
-    whole: Path, copy: Path, *, threads: int = 1, repack: bool = False, stop: Cancel | None = None
+    whole: Path, copy: Path, *, threads: int = 1, kernels: bool = False, stop: Cancel | None = None
 ) -> Tried:
     """Compare a copy with the whole model; delete one that computes something else.
 
@@ -48,7 +48,7 @@ def compare(
         UnsupportedModel: it did.
         Cancelled: ``stop`` was set.
     """
-    stop, how = stop or Cancel(), [str(threads), str(int(repack))]
+    stop, how = stop or Cancel(), [str(threads), str(int(kernels))]
     command = [sys.executable, "-P", "-m", __name__, str(whole), str(copy), *how]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
         while child.poll() is None:
@@ -69,7 +69,7 @@ def compare(
     )
 
 
-def compared(whole: Path, copy: Path, threads: int = 1, repack: bool = False) -> Tried:
+def compared(whole: Path, copy: Path, threads: int = 1, kernels: bool = False) -> Tried:
     """Compare them in this process."""
     import numpy as np
 
@@ -83,7 +83,7 @@ def compared(whole: Path, copy: Path, threads: int = 1, repack: bool = False) ->
     embedding, lanes, models = Embedding(read_header(copy)), [], []
     options = EngineOptions().resolved(on_gpu=False, one_kv_type=read_header(whole).one_kv_type)
     for path, read in ((copy, embedding), (whole, None)):
-        models.append(LlamaModel(path, embedding=read, gpu_layers="0", repack=repack))
+        models.append(LlamaModel(path, embedding=read, gpu_layers="0", kernels=kernels))
         pool = open_pool(
             models[-1], n_ctx=256, max_rows=1, threads=threads, options=options,
             any_width=False,
@@ -103,6 +103,6 @@ def compared(whole: Path, copy: Path, threads: int = 1, repack: bool = False) ->
 
 
 if __name__ == "__main__":
-    first, second, n_threads, repacked = sys.argv[1:]
-    found = compared(Path(first), Path(second), int(n_threads), repacked == "1")
+    first, second, n_threads, own = sys.argv[1:]
+    found = compared(Path(first), Path(second), int(n_threads), own == "1")
     sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")

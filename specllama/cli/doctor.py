@@ -228,11 +228,11 @@ def _kernels() -> DoctorLine:
 
 def _exactness(pair: Pair) -> str:
     """Describe the measurements of the target's passes here, with any settings."""
-    from specllama.backend import trial, verdicts
+    from specllama.backend import verdicts
     from specllama.backend.exactness import SCHEMA, Exactness
 
-    name = trial.kernels().name if pair.kernels else ""
-    key = {**verdicts.circumstances(pair.target), "repack": pair.repacks, "kernels": name}
+    how = {"repack": pair.repacks, "kernels": pair.kernels}
+    key = {**verdicts.circumstances(pair.target), **how}
     labels = [one.label for one in verdicts.all_known(SCHEMA, key, Exactness)]
     later = "not measured yet: that is done at rest, or now by: specllama tune -m FILE"
     return "; ".join(dict.fromkeys(labels)) or later
@@ -247,7 +247,7 @@ def _faster(pair: Pair) -> list[str]:
     from specllama.models import library
     from specllama.verdict import remedy_words
 
-    here, layout = verdicts.name_of(verdicts.here()), layout_words(pair.repacks)
+    here, layout = verdicts.name_of(verdicts.here()), layout_words(pair.repacks, pair.kernels)
     found = remedies_of(here, pair.target, pair.draft, layout)
     heads = fitting(pair.target, library.scan()).values()
     lines = [*map(remedy_words, found or ()), *(f"--head {head}: was not tried" for head in heads)]

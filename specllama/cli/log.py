@@ -23,6 +23,7 @@ from specllama.cli.printer import MEASURE, round_glyphs, statistics_line
 from specllama.errors import StoreError, UsageError
 from specllama.events import RoundDone
 from specllama.figures import SpecStats, stats_by_source
+from specllama.interface import layout_words
 from specllama.paths import rounds_dir
 from specllama.rates import Payoff, share
 from specllama.store import summary
@@ -236,8 +237,9 @@ def _headline(record: RunRecord) -> str:
         pair += f" + {run['draft']}"
     device = record.header.get("device", "?")
     target = record.header.get("target")
-    repacked = target.get("repacked") if isinstance(target, dict) else None
-    layout = f", weights {'repacked' if repacked else 'as stored'}" if repacked is not None else ""
+    layout = ""
+    if isinstance(target, dict) and (repacked := target.get("repacked")) is not None:
+        layout = f", weights {layout_words(repacked, target.get('kernels') or '')}"
     return f"{record.run}: {pair} on {device}{layout}"
 
 

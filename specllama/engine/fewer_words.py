@@ -155,7 +155,8 @@ def _knows(copy: GgufHeader, counts: Counter[int]) -> bool:
 
 
 def _key(whole: GgufHeader, options: EngineOptions, here: str = "") -> dict[str, object]:
-    how = [options.threads, options.repack, options.gpu_layers, options.draft_gpu_layers]
+    layout, layers = options.own_kernels or options.repack, options.gpu_layers
+    how = [options.threads, layout, layers, options.draft_gpu_layers]
     here = here or verdicts.name_of(verdicts.here())
     return {"file": whole.contents, "here": here, "how": how}
 
@@ -196,8 +197,8 @@ def _make(
         path.parent.mkdir(parents=True, exist_ok=True)
         says = trimmed.choose(whole, n, counts)
         trimmed.write(whole, path, says, written=lambda _: stop.check())
-        threads, repack = options.threads or physical_cores(), options.repack != "off"
-        found = compare(whole.path, path, threads=threads, repack=repack, stop=stop)
+        threads, kernels = options.threads or physical_cores(), options.own_kernels
+        found = compare(whole.path, path, threads=threads, kernels=kernels, stop=stop)
         if found.share > PAYS:
             raise UnsupportedModel(f"with {n:,} words a step takes {found.share:.2f} of the time")
         trimmed.keep_within(_MOST_BYTES, path)

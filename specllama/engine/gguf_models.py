@@ -154,7 +154,7 @@ def _load_as(
             use_mmap=options.use_mmap,
             use_mlock=options.use_mlock,
             repack=pair.repacks if is_target else options.repack != "off",
-            kernels=pair.kernels,
+            kernels=bool(pair.kernels),
             load_mtp=is_target and not why_not(header),
             progress=progress,
             stop=stop,

@@ -11,6 +11,7 @@ from pathlib import Path
 from specllama.backend import devices, placement, planning, rpc, trial
 from specllama.engine import fewer_words
 from specllama.errors import DoesNotFit, PairIncompatible
+from specllama.interface import layout_words
 from specllama.models import context, memory, running_state
 from specllama.models.gguf import GgufHeader, read_header
 from specllama.models.judgement import pair_memory
@@ -139,10 +140,9 @@ class Pair:
         return options.resolved(on_gpu=self.on_gpu, one_kv_type=one, apart=apart)
 
     @property
-    def kernels(self) -> bool:
-        """True if specllama's own kernels compute its products on the CPU."""
-        wanted = self.options.kernels == "auto" and self.options.repack == "auto"
-        return wanted and bool(trial.kernels().name)
+    def kernels(self) -> str:
+        """The name of our own kernels that compute its products on the CPU; "" if none do."""
+        return trial.kernels().name if self.options.own_kernels else ""
 
     @property
     def repacks(self) -> bool:
@@ -166,7 +166,7 @@ class Pair:
     def layout(self) -> str:
         """The layout of the target's weights in memory, and the reason for it."""
         if self.kernels:
-            return f"packed for specllama's kernels ({trial.kernels().name})"
+            return layout_words(self.repacks, self.kernels)
         if not trial.repacks():
             return "as stored: repacked, they end this build of llama.cpp here"
         if self.options.repack != "auto":

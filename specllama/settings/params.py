@@ -543,6 +543,11 @@ class EngineOptions:
             "other words now and then. --cache-type-k q8_0 is safe; the V half may stay as it is"
         )
 
+    @property
+    def own_kernels(self) -> bool:
+        """True if our own kernels are wanted: a named layout of the weights is llama.cpp's."""
+        return self.kernels == "auto" and self.repack == "auto"
+
     def batch(self, *, on_gpu: bool) -> int:
         """Return the prompt tokens per pass. On a CPU a pass can be cancelled only between its
         operations, and these take longer with more rows."""

@@ -56,7 +56,7 @@ def test_ls(logged) -> None:
 def test_show_marks_tokens_by_signs(logged) -> None:
     result = logged("log", "show")
     assert result.code == 0
-    assert result.out.splitlines()[0].endswith(", weights repacked")
+    assert result.out.splitlines()[0].endswith(", weights repacked where llama.cpp can")
     rows = [line for line in result.out.splitlines() if "■" in line or "□" in line]
     record = read_run(list_runs()[0])
     drafting = [done for done in record.rounds if done.drafted]

@@ -11,7 +11,7 @@ import sketches
 from engines import fake_info
 
 from specllama import paths
-from specllama.backend import devices, verdicts
+from specllama.backend import devices, trial, verdicts
 from specllama.backend.exactness import SCHEMA, Exactness
 from specllama.cli import invoke
 from specllama.engine import gguf_pair
@@ -168,13 +168,15 @@ def test_what_was_measured_of_a_model_is_told_and_what_was_not(cli) -> None:
     target = read_header(bundled("tiny-target"))
     target.read_contents()
     here = verdicts.circumstances(target)
-    found = Exactness(rows=65, trees=True)
-    verdicts.keep(SCHEMA, {**here, "repack": False, "threads": 2}, found)
+    found, kernels = Exactness(rows=65, trees=True), trial.kernels().name
+    verdicts.keep(SCHEMA, {**here, "repack": False, "kernels": kernels, "threads": 2}, found)
     assert told().startswith("not measured yet"), "that is another layout"
-    verdicts.keep(SCHEMA, {**here, "repack": True, "threads": 2}, found)
-    verdicts.keep(SCHEMA, {**here, "repack": True, "threads": 4}, found)
+    verdicts.keep(SCHEMA, {**here, "repack": True, "kernels": kernels, "threads": 2}, found)
+    verdicts.keep(SCHEMA, {**here, "repack": True, "kernels": kernels, "threads": 4}, found)
     assert told() == "bitwise up to 65 rows"
-    verdicts.keep(SCHEMA, {**here, "file": "another", "repack": True}, Exactness(rows=3))
+    verdicts.keep(
+        SCHEMA, {**here, "file": "another", "repack": True, "kernels": kernels}, Exactness(rows=3)
+    )
     assert told() == "bitwise up to 65 rows"
 
 
@@ -199,11 +201,15 @@ def test_what_would_be_faster_is_named_as_far_as_it_was_measured(cli) -> None:
         profile.costs.target.set(rows, 10.0 * rows)
     profile.save()
     assert told() == ["nothing of what was measured here"]
-    profile.costs.other = {1: 0.5, 2: 0.6, 4: 0.7}
-    profile.save()
-    assert told() == ["--repack off would write 2.00×; texts are then equal up to rounding"]
+    fewer = {**key, "threads": "1"}
+    other = Profile(profile_path(fewer, paths.profiles_dir()), fewer)
+    for rows in (1, 2, 3, 4):
+        other.costs.target.set(rows, 5.0 * rows)
+    other.save()
+    assert told() == ["-t 1 would write 2.00×"]
 
 
 def _like(info: ModelInfo, header: GgufHeader) -> ModelInfo:
     names = ("name", "quantization", "n_params", "file_bytes")
-    return replace(info, **{name: getattr(header, name) for name in names})
+    same = {name: getattr(header, name) for name in names}
+    return replace(info, kernels=trial.kernels().name, **same)

@@ -1,11 +1,11 @@
 """The kernels' bits on processors that are not here, under qemu-user (Debian: qemu-user
-g++-aarch64-linux-gnu):   python tests/lab/kernels_elsewhere.py"""
+g++-aarch64-linux-gnu):   PYTHONPATH=tests/tools python tests/lab/kernels_elsewhere.py"""
 
 import subprocess
 import tempfile
 from pathlib import Path
 
-from specllama.kernels import build
+import build_kernels as build
 
 DRIVER = Path(__file__).parents[1] / "unit" / "kernels" / "bits.cpp"
 CASES = (  # compiler, emulator, machine, unit, name

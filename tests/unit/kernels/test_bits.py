@@ -4,10 +4,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import build_kernels as build
 import pytest
 
 from specllama import kernels
-from specllama.kernels import build
 
 SOURCES = Path(kernels.__file__).parent
 DRIVER = Path(__file__).with_name("bits.cpp")

@@ -19,7 +19,7 @@ from pathlib import Path
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[2] / "specllama" / "kernels"
 NAME = "libspecllama_kernels.so"
 # one order of sums: products and sums are joined only where the source says so
 FLAGS = (
