@@ -201,12 +201,12 @@ def test_what_would_be_faster_is_named_as_far_as_it_was_measured(cli) -> None:
         profile.costs.target.set(rows, 10.0 * rows)
     profile.save()
     assert told() == ["nothing of what was measured here"]
-    fewer = {**key, "threads": "1"}
-    other = Profile(profile_path(fewer, paths.profiles_dir()), fewer)
+    smaller = {**key, "target": "Q2_K 1"}
+    other = Profile(profile_path(smaller, paths.profiles_dir()), smaller)
     for rows in (1, 2, 3, 4):
         other.costs.target.set(rows, 5.0 * rows)
     other.save()
-    assert told() == ["-t 1 would write 2.00×"]
+    assert told() == ["this model as Q2_K would write 2.00×; its texts are other ones"]
 
 
 def _like(info: ModelInfo, header: GgufHeader) -> ModelInfo:
