@@ -260,8 +260,7 @@ class Session:
             at = versions.index(number) + step
             to = tree.end_of(versions[at]) if 0 <= at < len(versions) else None
         if to is None:
-            which = ("later" if step > 0 else "earlier") if tree.several else "other"
-            raise UsageError(f"there is no {which} version" + (" yet" if which == "other" else ""))
+            raise UsageError(f"there is no {'later' if step > 0 else 'earlier'} version")
         self._choose(to)
         pairs = enumerate(zip(before, tree.path, strict=False))
         return next((i for i, (old, new) in pairs if old != new), min(len(before), len(tree.path)))

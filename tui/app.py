@@ -16,6 +16,7 @@ import signal
 from collections.abc import Callable
 from functools import partial
 from inspect import iscoroutinefunction
+from traceback import walk_tb
 from typing import ClassVar
 
 from textual import events, on, work
@@ -311,7 +312,13 @@ class SpecllamaApp(PagedApp):
         typed = isinstance(event, events.Paste) or (isinstance(event, events.Key) and types(event))
         if typed and not event.is_forwarded and self._chat is not None and self._chat.is_current:
             self._chat.set_focus(self._chat.prompt)
-        await super().on_event(event)
+        try:
+            await super().on_event(event)
+        except Exception as error:
+            frames = walk_tb(error.__traceback__ and error.__traceback__.tb_next)
+            ours = any(frame.f_globals["__name__"].startswith("specllama") for frame, _ in frames)
+            if ours or not sent:
+                raise  # else a key or a click that Textual's own parts cannot answer now
 
     def action_ask(self, action: str) -> None:
         """Run the action of a keymap row, here or in the chat. Of what takes its time there, one

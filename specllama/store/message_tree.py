@@ -135,11 +135,6 @@ class Tree:
             number = found[-1]
         return number
 
-    @property
-    def several(self) -> bool:
-        """True if the chosen path is not the only one."""
-        return any(path != self.path for path in self._ends())
-
     def _ends(self) -> list[list[int]]:
         """List the paths to the messages that nothing follows: branch by branch, oldest first."""
         return sorted(map(self.path_to, self.messages.keys() - set(self.parents.values())))

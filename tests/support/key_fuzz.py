@@ -296,6 +296,10 @@ class Player:
             for one in ("tab", *["up"] * rng.randint(0, 2)):
                 self.key(one)
         self.found.steps.append(done)
+        if "ctrl+z" in done:  # a person's own undo, which other text may then take the place of
+            await self.settle()
+            places = self.places(undone=False)
+            self.owed = {w: how for w, how in self.owed.items() if any(w in p for p in places)}
         if kind == "wait" or rng.random() < 0.25:
             await self.settle()
         else:
@@ -317,7 +321,7 @@ class Player:
 
     # -- what must hold
 
-    def places(self) -> list[str]:
+    def places(self, undone: bool = True) -> list[str]:
         """Every place where something that was written may be."""
         app = self.app
         if not isinstance(app._chat, ChatScreen) or not app._chat.is_attached:
@@ -327,7 +331,8 @@ class Player:
         found += [m.content for m in app.session._tree.messages.values()]
         for summary in app.store.summaries(limit=1000):
             found += [m.content for m in app.store.get(summary.id).tree.messages.values()]
-        found += [e.text for batch in prompt.history.redo_stack for e in batch]
+        if undone:
+            found += ["".join(e.text for e in batch) for batch in prompt.history.redo_stack]
         return [*found, *self.deleted]
 
     async def check(self) -> None:

@@ -8,7 +8,8 @@ import pytest
 from app_driver import Driver, GatedEngine, Recipe
 from key_fuzz import SIZES, Draw, play
 from textual import events
-from textual.widgets import Input
+from textual.command import CommandPalette
+from textual.widgets import Input, OptionList
 from textual.widgets._toast import ToastRack
 
 from specllama.text import whole
@@ -60,6 +61,18 @@ async def test_views_switch_while_messages_are_built(start: Any) -> None:
         assert d.app._exception is None
         written = {m.content for m in d.app.session._tree.messages.values()}
         assert written >= {"a", "One.", "b", "Two."}
+
+
+async def test_a_page_of_an_empty_list_in_the_palette_ends_nothing(start: Any) -> None:
+    async with start("One.") as d:
+        await d.press("ctrl+p", until=lambda: isinstance(d.app.screen, CommandPalette))
+        d.app.screen.query_one(OptionList).clear_options()
+        for key in ("pagedown", "pageup", "down", "up", "enter"):
+            d.app.post_message(events.Key(key, None))
+        await d.pilot.pause()
+        for _ in range(3):
+            await d.pilot.press("escape")
+        await d.press("x", until=lambda: d.app.chat.prompt.text == "x")
 
 
 async def test_a_turn_that_was_taken_back_returns_by_the_key_of_undo(start: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from traceback import walk_tb
 from typing import cast
 
 from textual import on
@@ -112,12 +113,10 @@ class ThemedApp(InkedApp):
     def _handle_exception(self, error: Exception) -> None:
         """End the app on an error, unless it comes from a part of the screen that has gone: what
         was still on its way there comes too late, in Textual's own screens as well."""
-        at = getattr(error, "error", error).__traceback__
-        while at is not None:
-            owner = at.tb_frame.f_locals.get("self")
+        for frame, _ in walk_tb(getattr(error, "error", error).__traceback__):
+            owner = frame.f_locals.get("self")
             if isinstance(owner, Widget) and (owner._pruning or not owner.is_attached):
                 return
-            at = at.tb_next
         super()._handle_exception(error)
 
     def save_prefs(self) -> None:
