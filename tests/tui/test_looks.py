@@ -98,7 +98,7 @@ def test_a_date_is_whole() -> None:
 
 async def test_the_help_page_explains_every_sign_and_letter(start: Any) -> None:
     engine = DemoEngine(speed=0)
-    async with start(recipe=Recipe(engine), size=(80, 140)) as d:
+    async with start(recipe=Recipe(engine), size=(80, 240)) as d:
         await d.press("f1", until=lambda: isinstance(d.app.screen, HelpScreen))
         page = " ".join(d.shown.split())
         assert "■ a guess that was kept" in page
