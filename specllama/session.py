@@ -217,9 +217,8 @@ class Session:
         return bool(self._taken)
 
     def redo(self) -> str:
-        """Bring back the turn that ``undo`` took back last; return its question."""
-        if not self._taken:
-            raise UsageError("there is nothing to bring back")
+        """Bring back the turn that ``undo`` took back last, if one is ``taken_back``; return its
+        question."""
         at, (*taken, leaf) = len(self._tree.path), self._taken
         self._choose(leaf)
         self._taken = taken
@@ -292,7 +291,8 @@ class Session:
 
     def export(self, form: Literal["md", "json"] = "md") -> str:
         """Write the conversation; a reply that is being written is in it as far as it came."""
-        writing, tree = self._writing, self._tree.copy()
+        writing, tree = self._writing, self._tree
+        tree = Tree(dict(tree.messages), dict(tree.parents), tree.leaf)
         number, after, reply = writing() if writing is not None else (0, 0, None)
         if reply is not None and (reply.content or reply.reasoning):
             tree.put(number, after, reply)

@@ -61,9 +61,6 @@ class Tree:
     parents: dict[int, int] = field(default_factory=dict)
     leaf: int = START
 
-    def copy(self) -> Tree:
-        return Tree(dict(self.messages), dict(self.parents), self.leaf)
-
     @property
     def path(self) -> list[int]:
         """The numbers of the chosen messages, first to last."""

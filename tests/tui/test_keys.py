@@ -123,6 +123,15 @@ async def test_what_stood_in_the_prompt_returns_whatever_took_its_place(start: A
         assert d.app.chat.prompt.text == "mine"
 
 
+async def test_many_lines_are_undone_and_done_again(start: Any) -> None:
+    lines = "\n".join(f"line {i}" for i in range(30))
+    async with start("One.") as d:
+        await d.type("mine")
+        await d.type(lines)
+        await d.press("ctrl+z", until=lambda: d.app.chat.prompt.text == "mine")
+        await d.press("ctrl+y", until=lambda: d.app.chat.prompt.text == lines)
+
+
 async def test_an_edit_that_is_sent_leaves_what_was_being_written(start: Any) -> None:
     async with start("One.", "Two.") as d:
         await d.say("a")

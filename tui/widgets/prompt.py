@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
 from textual import events, work
 from textual.binding import Binding, BindingType
 from textual.document._document import Document
+from textual.document._edit import Edit
 from textual.message import Message
 from textual.widgets import TextArea
 
@@ -38,23 +39,19 @@ def types(event: events.Key) -> bool:
 
 
 class Editor(TextArea):
-    """A text that can be undone from anywhere in it."""
+    """A text that can be undone from anywhere in it.
 
-    def undo(self) -> None:
-        self._from_the_start(super().undo)
+    Textual lays the text out before it moves the cursor off a line that is gone: so the cursor
+    waits where it is valid before and after.
+    """
 
-    def redo(self) -> None:
-        self._from_the_start(super().redo)
-
-    def _from_the_start(self, change: Callable[[], None]) -> None:
-        """Change the text with the cursor where it is valid before and after: Textual lays the
-        text out before it moves the cursor off a line that is gone."""
-        selection = self.selection
+    def _undo_batch(self, edits: Sequence[Edit]) -> None:
         self.move_cursor((0, 0), record_width=False)
-        before = self.text
-        change()
-        if self.text == before:
-            self.selection = selection
+        super()._undo_batch(edits)
+
+    def _redo_batch(self, edits: Sequence[Edit]) -> None:
+        self.move_cursor((0, 0), record_width=False)
+        super()._redo_batch(edits)
 
 
 class Prompt(Editor):
