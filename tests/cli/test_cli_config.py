@@ -65,6 +65,7 @@ def test_every_field_that_should_be_is_a_setting() -> None:
                 "grammar",
                 "json_schema",
                 "regex",
+                "calls",
                 "chances",
                 "spelled",
                 "scope",

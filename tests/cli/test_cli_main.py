@@ -224,7 +224,7 @@ def test_wrong_words_get_one_line_and_a_hint(cli, args: list[str], words: str) -
         (KeyboardInterrupt(), 130),
         (diagnostics.Interrupted(), 130),
         (PermissionError(13, "Permission denied", "/x"), 1),
-        (ImportError("no numpy"), 1),
+        (ImportError("no numpy"), 5),
         (ZeroDivisionError("x"), 1),
     ],
 )

@@ -651,7 +651,7 @@ def test_a_grammar_is_obeyed_and_changes_nothing_between_proposers(
 ) -> None:
     made: list[OnlyLetters] = []
 
-    def constraint(p: GenerateParams) -> OnlyLetters | None:
+    def constraint(p: GenerateParams, reader: object = None) -> OnlyLetters | None:
         if p.grammar is None:
             return None
         made.append(OnlyLetters())
