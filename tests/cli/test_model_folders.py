@@ -1,5 +1,6 @@
 """Every command finds the models of the setting ``model-dirs``, wherever that is set."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -160,8 +161,9 @@ def test_the_choices_of_the_app(shelf: Path) -> None:
 @pytest.mark.usefixtures("told")
 def test_a_reply_of_models_in_the_folder(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--head", HEAD, "--proposer", "eagle3", "--max-tokens", "12", "-c", "256", "-t", "1"]
-    assert invoke(["run", "Hi", *PAIR, *flags, "--exact=2"]) == 0
-    assert "(eagle3)" in capsys.readouterr().err
+    assert invoke(["run", "Hi", *PAIR, *flags, "--exact=2", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert "eagle3" in {line.get("source") for line in lines}
 
 
 @pytest.mark.usefixtures("told")

@@ -703,12 +703,12 @@ def test_a_complete_grammar_ends_the_reply_whatever_is_said_of_end_tokens(
         ignore_eos=not bias,
         sampling=SamplingParams(temperature=temperature, logit_bias=bias),
     )
-    finished = run(make(make_constraint=lambda _: Letters()), p)
+    finished = run(make(make_constraint=lambda *_: Letters()), p)
     assert finished.reason == "stop_token"
     assert len(finished.token_ids) == 10
     assert finished.token_ids[-1] == 0
     assert all(0 < t < 27 for t in finished.token_ids[:-1])
-    again = run(make(make_constraint=lambda _: Letters()), plain(p))
+    again = run(make(make_constraint=lambda *_: Letters()), plain(p))
     assert words(finished) == words(again)
 
 
