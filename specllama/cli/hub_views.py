@@ -201,7 +201,8 @@ def fetch(client: HubClient, item: PullItem) -> None:
             with Bar(file.name, file.size, transfer=True) as progress:
                 pull.fetch(item, client, progress, name=file.name)
         except (KeyboardInterrupt, Interrupted):
-            kept, again = ("nothing", "begin anew") if item.package else ("what arrived", "resume")
+            arrived = item.bytes_here(file)
+            kept, again = ("what arrived", "resume") if arrived else ("nothing", "begin anew")
             note(f"{kept} is kept; run the same command again to {again}")
             raise
 

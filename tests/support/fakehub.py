@@ -88,6 +88,7 @@ class FakeHub:
         self.listed: dict[str, list[dict[str, Any]]] = {}
         self.faults: dict[str, Fault] = {}
         self.requests: list[Request] = []
+        self.sums = False
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.hub = self  # type: ignore[attr-defined]
         self._thread = threading.Thread(
@@ -126,6 +127,9 @@ class FakeHub:
     def of(self, name: str) -> list[Request]:
         """The requests for one file."""
         return [request for request in self.requests if request.path.endswith("/" + name)]
+
+    def fragment(self, data: bytes) -> str:
+        return f"#sha256={hashlib.sha256(data).hexdigest()}" if self.sums else ""
 
     def fault(self, key: str) -> Fault | None:
         fault = self.faults.get(key)
@@ -169,6 +173,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._api(path)
             elif match := re.match(r"^/(?:cdn/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)$", path):
                 self._file(match[1], match[3], cdn=path.startswith("/cdn/"))
+            elif match := re.match(r"^/(.+)/simple/(.+)/$", path):
+                self._index(match[1], match[2])
             else:
                 self._status(404, "EntryNotFound")
         except (BrokenPipeError, ConnectionResetError):
@@ -248,6 +254,21 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(key, value)
         self.send_header("Content-Length", "0")
         self.end_headers()
+
+    def _index(self, repo: str, package: str) -> None:
+        """A Python index of the wheels in a repository, with the wheels' sums if ``sums`` is set."""
+        begins = package.replace("-", "_") + "-"
+        links = [
+            f'<a href="/{repo}/resolve/main/{name}{self.hub.fragment(data)}">{name}</a>'
+            for name, data in self.hub.repos.get(repo, {}).items()
+            if name.startswith(begins)
+        ]
+        body = f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>".encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
     # -- files -------------------------------------------------------------------------------------
 
