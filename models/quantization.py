@@ -222,12 +222,11 @@ def estimate_bytes(
             return BITS[output_type or ("q8_0" if narrow or kind == "mxfp4" else "q6_k")]
         return _NARROW.get(kind, BITS[kind]) if narrow else BITS[kind]
 
-    names = {tensor.name for tensor in header.tensors}
-    output = "output.weight" if "output.weight" in names else "token_embd.weight"
-    dropped = {f"blk.{layer}." for layer in layers}
+    output = "output.weight" if "output.weight" in header.by_name else "token_embd.weight"
+    dropped = tuple(f"blk.{layer}." for layer in layers)
     total = header.data_offset
     for tensor in header.tensors:
-        if any(tensor.name.startswith(prefix) for prefix in dropped):
+        if tensor.name.startswith(dropped):
             continue
         if kind == "copy" or not tensor.is_matrix:
             total += tensor.n_bytes

@@ -88,7 +88,7 @@ class FakeHub:
         self.listed: dict[str, list[dict[str, Any]]] = {}
         self.faults: dict[str, Fault] = {}
         self.requests: list[Request] = []
-        self.sums = False
+        self.sums = False  # of the index, in its links
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.hub = self  # type: ignore[attr-defined]
         self._thread = threading.Thread(
@@ -256,7 +256,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _index(self, repo: str, package: str) -> None:
-        """A Python index of the wheels in a repository, with the wheels' sums if ``sums`` is set."""
+        """A Python index of the wheels in a repository, with their sums if ``sums`` is set."""
         begins = package.replace("-", "_") + "-"
         links = [
             f'<a href="/{repo}/resolve/main/{name}{self.hub.fragment(data)}">{name}</a>'

@@ -13,12 +13,14 @@ from specllama.models.catalog import Package
 MEMBER = "small_model/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def write_wheel(folder: Path, data: bytes, member: str = MEMBER) -> Path:
+def write_wheel(
+    folder: Path, data: bytes, member: str = MEMBER, method: int = zipfile.ZIP_STORED
+) -> Path:
     """Write small-model 1.0 with one file in it."""
     info = "small_model-1.0.dist-info"
     folder.mkdir(exist_ok=True)
     path = folder / "small_model-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as wheel:
+    with zipfile.ZipFile(path, "w", method) as wheel:
         wheel.writestr(member, data)
         wheel.writestr("small_model/__init__.py", "raise RuntimeError('nothing of it is run')\n")
         lines = ["Metadata-Version: 2.1", "Name: small-model", "Version: 1.0"]
