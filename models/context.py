@@ -36,9 +36,8 @@ class Length:
     def line(self) -> str:
         """Describe it, for ``-v`` and ``doctor``."""
         if self.asked:
-            beyond = (
-                f"; it was trained for {self.trained:,}" if 0 < self.trained < self.tokens else ""
-            )
+            longer = 0 < self.trained < self.tokens
+            beyond = f"; it was trained for {self.trained:,}" if longer else ""
             return f"context: {self.tokens:,} tokens, as asked{beyond}"
         if not self.limit:
             return f"context: {self.tokens:,} tokens, the trained length"

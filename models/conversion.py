@@ -269,7 +269,6 @@ class Published:
         values: Mapping[str, Value],
         tensors: Mapping[str, Tensor],
         ids: Ids | None,
-        check: Callable[[GgufHeader, GgufHeader], object],
     ) -> None:
         """Write the file, with its target's tokenizer.
 
@@ -277,10 +276,9 @@ class Published:
             kind: type of the matrices, see ``convert``.
             values: keys of its architecture, besides those that every head has.
             ids: the token of each row of the output.
-            check: looks at the file, which is removed where it raises.
 
         Raises:
-            SpecllamaError: it cannot be written, or what ``check`` raises.
+            SpecllamaError: it cannot be written, or what ``write_checked`` raises.
         """
         rope, factors = self.rope()
         own: dict[str, Value] = {
@@ -299,7 +297,7 @@ class Published:
         if ids is not None:
             typed["d2t"] = (ids, "I64")
         own |= rope | dict(values)
-        write_checked(destination, target, architecture, own, keys, typed, check)
+        write_checked(destination, target, architecture, own, keys, typed)
 
 
 def write_checked(
@@ -309,24 +307,23 @@ def write_checked(
     own: Mapping[str, Value],
     keys: Mapping[str, Value],
     tensors: Mapping[str, tuple[Tensor, str]],
-    check: Callable[[GgufHeader, GgufHeader], object],
 ) -> None:
     """Write the file of a head.
 
     Args:
         own: keys of its architecture. keys: others, beside those that every file has.
         tensors: with their types.
-        check: looks at the file and the target; the file is removed where it raises.
 
     Raises:
-        SpecllamaError: it cannot be written, or what ``check`` raises.
+        SpecllamaError: it cannot be written, or the check of its kind refuses it; then it is
+            removed.
     """
     all_keys = {"general.architecture": architecture, "general.quantization_version": 2, **keys}
     for key, value in own.items():
         all_keys[key if key.startswith("tokenizer.") else f"{architecture}.{key}"] = value
     write_gguf(destination, all_keys, tensors)
     try:
-        check(read_header(destination), target)
+        find(architecture).check(read_header(destination), target)
     except SpecllamaError:
         destination.unlink()
         raise

@@ -257,7 +257,7 @@ def convert_dflash(
                 tensors[name] = head.rows(tensors[name], target.vocab_size)
     if target.own("rope.dimension_sections") in target.arrays:  # its positions have several parts
         values["rope.dimension_sections"] = np.array([head.size // 2, 0, 0, 0], np.int32)
-    head.write(destination, target, kind, "dflash", values, tensors, ids, check)
+    head.write(destination, target, kind, "dflash", values, tensors, ids)
 
 
 def _layers(head: Published, said: Mapping[str, Any]) -> Any:

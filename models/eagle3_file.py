@@ -100,7 +100,7 @@ def convert_eagle3(
         "norm_before_residual": config.get("norm_before_residual") is True,
         "norm_before_fc": normed,
     }
-    head.write(destination, target, kind, "eagle3", values, tensors, ids, check)
+    head.write(destination, target, kind, "eagle3", values, tensors, ids)
 
 
 def _layers(head: Published, target: GgufHeader) -> Any:

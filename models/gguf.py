@@ -9,6 +9,7 @@ llama.cpp can run it.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -236,12 +237,10 @@ class GgufHeader(Container):
     @cached_property
     def tensor_types(self) -> dict[str, int]:
         """The number of tensors of each type, most bytes first."""
-        size: dict[str, int] = {}
-        count: dict[str, int] = {}
+        size, count = Counter[str](), Counter(tensor.type for tensor in self.tensors)
         for tensor in self.tensors:
-            size[tensor.type] = size.get(tensor.type, 0) + tensor.n_bytes
-            count[tensor.type] = count.get(tensor.type, 0) + 1
-        return {name: count[name] for name in sorted(size, key=lambda name: -size[name])}
+            size[tensor.type] += tensor.n_bytes
+        return {name: count[name] for name, _ in size.most_common()}
 
     @property
     def quantization(self) -> str:

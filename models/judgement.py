@@ -139,14 +139,11 @@ class Machine:
 
         def comfortable(pair: catalog.CatalogPair) -> bool:
             one = self.judge(pair)
-            return one.fits == "yes" and (one.plain or 0.0) >= FAST_ENOUGH
-
-        found = [
-            pair
-            for pair in pairs or catalog.load().values()
+            fast = one.fits == "yes" and (one.plain or 0.0) >= FAST_ENOUGH
             # who begins wants to chat
-            if pair.draft is not None and "coder" not in pair.name and comfortable(pair)
-        ]
+            return fast and pair.draft is not None and "coder" not in pair.name
+
+        found = filter(comfortable, pairs or catalog.load().values())
         return max(found, key=lambda p: (p.target.params, -p.bytes), default=None)
 
 

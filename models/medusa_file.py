@@ -47,8 +47,6 @@ ARCHITECTURE = "medusa"
 STATES = 8  # that a head reads at once, at most
 MAX_HEADS, MAX_BLOCKS = 32, 16
 
-Arrays = Mapping[str, Tensor]
-
 
 @dataclass(frozen=True, slots=True)
 class MedusaFacts:
@@ -90,9 +88,9 @@ def read_facts(header: GgufHeader) -> MedusaFacts:
     require_architecture(header, ARCHITECTURE, "Medusa heads", hint)
 
     def number(key: str, low: int, high: int) -> int:
-        value = header.integer(header.own(key))
+        key = header.own(key)
+        value = header.integer(key)
         if value is None or not low <= value <= high:
-            key = header.own(key)
             raise BadGguf(f"{name}: {key} is {value}, not a number from {low} to {high}")
         return value
 
@@ -137,18 +135,19 @@ def check_target(facts: MedusaFacts, heads: GgufHeader, target: GgufHeader) -> N
     """
     name, of = heads.path.name, target.path.name
     hint = f"use heads that were trained for {target.name}"
-    if facts.width != target.embedding_length:
-        raise PairIncompatible(
-            f"{name} reads hidden states of width {facts.width}, "
-            f"those of {of} are {target.embedding_length} wide",
-            hint,
-        )
+    _check_width(f"{name} reads", facts.width, target, hint)
     if facts.vocab != target.vocab_size:
         raise PairIncompatible(
             f"{name} guesses among {facts.vocab} tokens, {of} has {target.vocab_size}", hint
         )
     if facts.vocabulary is not None and facts.vocabulary != vocabulary_digest(target):
         raise PairIncompatible(f"{name} was made for different tokens than those of {of}", hint)
+
+
+def _check_width(reads: str, width: int, target: GgufHeader, hint: str | None = None) -> None:
+    if width != (its := target.embedding_length):
+        why = f"hidden states of width {width}, those of {target.path.name} are {its} wide"
+        raise PairIncompatible(f"{reads} {why}", hint)
 
 
 def output_name(target: GgufHeader) -> str:
@@ -173,7 +172,7 @@ def read_output_ids(header: GgufHeader, facts: MedusaFacts) -> npt.NDArray[np.in
 
 def write_heads(
     path: Path,
-    arrays: Arrays,
+    arrays: Mapping[str, Tensor],
     *,
     name: str,
     heads: int,
@@ -193,9 +192,10 @@ def write_heads(
     Raises:
         SpecllamaError: the file cannot be written.
     """
-    keys: dict[str, Value] = {"general.architecture": ARCHITECTURE, "general.name": name}
-    keys |= dict(metadata or {})
-    keys |= {
+    keys: dict[str, Value] = {
+        "general.architecture": ARCHITECTURE,
+        "general.name": name,
+        **(metadata or {}),
         "medusa.head_count": heads,
         "medusa.block_count": blocks,
         "medusa.embedding_length": width,
@@ -264,14 +264,6 @@ def read_checkpoint(path: Path) -> MedusaCheckpoint:
             blocks[*at, match["part"]] = tensor
         elif match["part"] == "weight":
             outputs[at] = tensor
-    return _arrange(path, blocks, outputs)
-
-
-def _arrange(
-    path: Path,
-    blocks: Mapping[tuple[int, int, str], Tensor],
-    outputs: Mapping[tuple[int, int], Tensor],
-) -> MedusaCheckpoint:
     heads = len(outputs)
     depth = {layer for _, layer in outputs}
     numbers = {head for head, _ in outputs} | {head for head, _, _ in blocks}
@@ -292,10 +284,10 @@ def _arrange(
         for b in range(n_blocks):
             shapes: dict[str, tuple[int, ...]] = {"weight": (width, width), "bias": (width,)}
             for part, shape in shapes.items():
-                tensor = blocks.get((h, b, part))
-                if tensor is None:
+                block = blocks.get((h, b, part))
+                if block is None:
                     raise CannotLoad(f"{path.name}: head {h} lacks {h}.{b}.linear.{part}")
-                wanted.append((f"head.{h}.block.{b}.{part}", tensor, shape))
+                wanted.append((f"head.{h}.block.{b}.{part}", block, shape))
         for name, tensor, shape in wanted:
             if tensor.shape != shape:
                 raise CannotLoad(
@@ -317,11 +309,7 @@ def convert_medusa(source: Path, destination: Path, target: GgufHeader, kind: st
     """
     found = read_checkpoint(source)
     vocab = target.vocab_size
-    if found.width != target.embedding_length:
-        raise PairIncompatible(
-            f"these heads read hidden states of width {found.width}, "
-            f"those of {target.path.name} are {target.embedding_length} wide"
-        )
+    _check_width("these heads read", found.width, target)
     if abs(found.rows - vocab) > MAX_PADDING:
         raise PairIncompatible(
             f"these heads guess among {found.rows} tokens, {target.path.name} has {vocab}"

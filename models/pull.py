@@ -95,10 +95,8 @@ def expand(ref: str, *, with_draft: bool = True) -> list[tuple[str, HubRef]]:
         raise UsageError(f"{ref} ships with specllama: nothing to pull", "specllama chat -m tiny")
     pair = catalog.find(ref)
     if pair is not None:
-        wanted = [("target", pair.target.hub)]
-        if with_draft and pair.draft is not None:
-            wanted.append(("draft", pair.draft.hub))
-        return wanted
+        models = pair.models if with_draft else (pair.target,)
+        return [(role, one.hub) for role, one in zip(("target", "draft"), models, strict=False)]
     hub = refs.parse_hub(ref)
     if hub is None:
         hint = did_you_mean(ref, catalog.load(), "see: specllama hub pairs")

@@ -99,12 +99,10 @@ def expected_digest(file: Path) -> Digest | None:
     if file.is_symlink():
         # one level: in newer caches the blob is itself a link to a store with other names
         name = Path(os.readlink(file)).name
-    match = re.fullmatch(r"(?:sha256-)?([0-9a-f]{64})", name)
-    if match:
-        return Digest("sha256", match[1])
-    if re.fullmatch(r"[0-9a-f]{40}", name):
-        return Digest("git", name)
-    return None
+    match = re.fullmatch(r"(?:sha256-)?([0-9a-f]{64})|[0-9a-f]{40}", name)
+    if match is None:
+        return None
+    return Digest("sha256", match[1]) if match[1] else Digest("git", name)
 
 
 def verify(
@@ -126,11 +124,11 @@ def verify(
                 found = contents.digest_of(stream, digest, partial(advanced, file))
         except OSError as error:
             raise ModelUnavailable(f"{file} cannot be read: {error.strerror or error}") from None
-        if found == digest.hex:
-            verdicts.append(HashVerdict(file, "ok", f"{digest.kind} {digest.hex[:12]}…"))
-        else:
+        status, detail = "ok", f"{digest.kind} {digest.hex[:12]}…"
+        if found != digest.hex:
+            status = "damaged"
             detail = f"its digest is {found[:12]}…, it must be {digest.hex[:12]}…"
-            verdicts.append(HashVerdict(file, "damaged", detail))
+        verdicts.append(HashVerdict(file, status, detail))
     return verdicts
 
 

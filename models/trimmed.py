@@ -19,7 +19,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -33,7 +32,7 @@ from specllama.models.gguf_writer import ALIGNMENT, TYPE_IDS, Value, stored, wri
 from specllama.models.loadable import check_loadable
 from specllama.models.pairing import unused
 from specllama.models.tensors import Bytes
-from specllama.models.words import NORMAL, SAYS, is_table, likeliest, rows_of
+from specllama.models.words import NORMAL, SAYS, cut, is_table, likeliest, rows_of
 
 EMBEDDING = "specllama.embedding"
 TABLE = "token_embd.weight"
@@ -104,20 +103,17 @@ def write(
         SpecllamaError: it cannot be written.
     """
     check_source(header)
-    size, n = header.vocab_size, len(says)
-    values: dict[str, Value] = {}
-    for key, value in stored(header, "").items():
-        values[OURS + key if key.startswith("tokenizer.") else key] = value
+    values: dict[str, Value] = {
+        OURS + key if key.startswith("tokenizer.") else key: value
+        for key, value in stored(header, "").items()
+    }
     values |= {
-        header.own("vocab_size"): n,
+        header.own("vocab_size"): len(says),
         "tokenizer.ggml.model": "no_vocab",
         SAYS: says,
         EMBEDDING: header.by_name[TABLE].type,
     }
-    tensors: dict[str, tuple[Any, str]] = {}
-    for info in header.tensors:
-        kept = says if is_table(info, size) else None
-        tensors[info.name] = rows_of(header, info, kept), info.type
+    tensors = cut(header, header.tensors, says)
     write_gguf(destination, values, tensors, written, rows_of(header, header.by_name[TABLE]))
     return read_header(destination)
 

@@ -8,7 +8,7 @@ is emitted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -16,9 +16,10 @@ from specllama.arrays import IntArray, Rows
 from specllama.errors import BadGguf, UsageError
 from specllama.models.gguf import GgufHeader
 from specllama.models.gguf_format import TensorInfo
-from specllama.models.gguf_writer import Blocks
+from specllama.models.gguf_writer import Blocks, Tensor
 
 SAYS = "specllama.says"  # the token of each row of a file's output, ascending
+Cut = dict[str, tuple[Tensor | Blocks, str]]
 NORMAL = 1  # type of a token
 _TABLES = ("token_embd", "output", "embed_tokens", "shared_head_head")  # a row for each token
 
@@ -117,3 +118,12 @@ def rows_of(header: GgufHeader, info: TensorInfo, says: IntArray | None = None) 
         return (data if says is None else data.reshape(shape[0], -1)[says]).tobytes()
 
     return Blocks(shape if says is None else (len(says), *shape[1:]), read)
+
+
+def cut(header: GgufHeader, tensors: Iterable[TensorInfo], says: IntArray) -> Cut:
+    """Return tensors as they are stored, of tables the rows of these tokens; with their types."""
+    size = header.vocab_size
+    return {
+        info.name: (rows_of(header, info, says if is_table(info, size) else None), info.type)
+        for info in tensors
+    }

@@ -172,4 +172,4 @@ def write_head(
         full = name if name.startswith(_OUTSIDE) else f"blk.0.{name}"
         tensors[full] = (values, "Q8_0" if values.ndim == 2 else "F32")
     tensors["d2t"] = (words.astype(np.int64), "I64")
-    write_checked(path, target, ARCHITECTURE, own, keys, tensors, check)
+    write_checked(path, target, ARCHITECTURE, own, keys, tensors)
