@@ -64,8 +64,8 @@ def processors(root: Path = ROOT) -> float | None:
     without such a limit. A choice of processors (cpuset) is part of the process's affinity."""
     found = list[float]()
     for folder in folders("cpu", root):
-        written = _text(folder / "cpu.max") or " ".join(
-            _text(folder / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        written = text_in(folder / "cpu.max") or " ".join(
+            text_in(folder / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         )
         quota, period = [*written.split(), "", ""][:2]
         if quota.isdecimal() and period.isdecimal() and int(period):
@@ -75,26 +75,26 @@ def processors(root: Path = ROOT) -> float | None:
 
 def folders(controller: str, root: Path = ROOT) -> tuple[Path, ...]:
     """List the folders of this process's groups, each before the one above it."""
-    return _folders(_text(root / "proc/self/cgroup"), controller, root)
+    return _folders(text_in(root / "proc/self/cgroup"), controller, root)
 
 
 def _of_groups(root: Path) -> Iterator[MemoryLimit]:
     for folder in folders("memory", root):
-        stat = dict(line.split(" ", 1) for line in _text(folder / "memory.stat").splitlines())
+        stat = dict(line.split(" ", 1) for line in text_in(folder / "memory.stat").splitlines())
         # version 1 tells a group's own share apart from that of all below it
         kept = sum(int(stat.get(f"total_{name}", stat.get(name, 0))) for name in _RECLAIMABLE)
         for limit_file, used_file, above in _GROUP_FILES:
-            written = _text(folder / limit_file).strip()
+            written = text_in(folder / limit_file).strip()
             limits = [int(n) for n in (written, stat.get(above, "")) if n.isdecimal()]
             if (limit := min(limits, default=NO_LIMIT)) < NO_LIMIT:
-                used = max(int(_text(folder / used_file) or 0) - kept, 0)
+                used = max(int(text_in(folder / used_file) or 0) - kept, 0)
                 named = folder / (limit_file if str(limit) == written else "memory.stat")
                 yield MemoryLimit(limit, max(limit - used, 0), f"/{named.relative_to(root)}")
 
 
 def _of_process(root: Path) -> Iterator[MemoryLimit]:
-    used, page = _text(root / "proc/self/statm").split(), os.sysconf("SC_PAGE_SIZE")
-    for line in _text(root / "proc/self/limits").splitlines() if used else ():
+    used, page = text_in(root / "proc/self/statm").split(), os.sysconf("SC_PAGE_SIZE")
+    for line in text_in(root / "proc/self/limits").splitlines() if used else ():
         for begin, field, source in _PROCESS_LINES:
             limit = line.removeprefix(begin).split()[0] if line.startswith(begin) else ""
             if limit.isdecimal():
@@ -103,7 +103,7 @@ def _of_process(root: Path) -> Iterator[MemoryLimit]:
 
 @lru_cache(maxsize=8)
 def _folders(groups: str, controller: str, root: Path) -> tuple[Path, ...]:
-    mounts = [line.partition(" - ") for line in _text(root / "proc/self/mountinfo").splitlines()]
+    mounts = [line.partition(" - ") for line in text_in(root / "proc/self/mountinfo").splitlines()]
     found = dict[Path, None]()
     for hierarchy, names, group in (line.split(":", 2) for line in groups.splitlines()):
         unified = hierarchy == "0" and not names
@@ -144,7 +144,8 @@ def _unescaped(field: str) -> str:
     return re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), field)
 
 
-def _text(path: Path) -> str:
+def text_in(path: Path) -> str:
+    """Return the text of a file of the system; "" where it cannot be read."""
     with suppress(OSError):
         return path.read_text("utf-8", "surrogateescape")
     return ""

@@ -177,8 +177,7 @@ class _Errand:
                 while process.poll() is None:
                     time.sleep(LOOK_S)
                     with suppress(OSError):  # a file is moved meanwhile
-                        sizes = (one.stat().st_size for one in self.work.rglob("*"))
-                        arrived = max(arrived, *sizes)
+                        arrived = max(arrived, *(f.stat().st_size for f in self.work.rglob("*")))
                     self.progress.advanced(min(arrived, self.package.bytes))
             finally:
                 process.kill()

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+from specllama.models.kernel_limits import text_in
+
 _SUPPLIES = Path("/sys/class/power_supply")
 _HOLDS_S = 20.0  # how long an answer holds
 
@@ -37,14 +39,7 @@ def _on_battery() -> bool:
 def discharging(supplies: Path) -> bool:
     """True if a battery of the machine itself, not of a mouse, feeds it (Linux)."""
     for one in supplies.glob("*"):
-        kind, status, scope = (_word(one / name) for name in ("type", "status", "scope"))
+        kind, status, scope = (text_in(one / name).strip() for name in ("type", "status", "scope"))
         if (kind, status) == ("Battery", "Discharging") and scope != "Device":
             return True
     return False
-
-
-def _word(path: Path) -> str:
-    try:
-        return path.read_text("utf-8").strip()
-    except (OSError, ValueError):
-        return ""

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -237,15 +236,19 @@ def unfinished() -> dict[str, int]:
     return found
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> AbstractContextManager[object]:
+    """Lock a folder until the end of a ``with``.
+
+    Raises:
+        SpecllamaError: another process has it, or the disk refuses.
+    """
     from filelock import FileLock, Timeout
 
     lock_folder = paths.models_dir() / ".locks"
     try:
         lock_folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(lock_folder / f"{folder.parent.name}--{folder.name}.lock")
-        lock.acquire(timeout=LOCK_WAIT_S)
+        return lock.acquire(timeout=LOCK_WAIT_S)
     except Timeout:
         raise SpecllamaError(
             f"another specllama is pulling {folder.parent.name}/{folder.name}",
@@ -253,10 +256,6 @@ def _locked(folder: Path) -> Iterator[None]:
         ) from None
     except OSError as error:
         raise disk_error(error, lock_folder / "lock") from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def fetch(item: PullItem, client: HubClient, progress: Progress, *, name: str) -> None:
