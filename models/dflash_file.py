@@ -245,9 +245,8 @@ def convert_dflash(
     if dspark:
         values["sample_from_anchor"] = bool(anchored)
         values["has_confidence_head"] = "conf_proj.weight" in tensors
-        _fit_markov(
-            head, tensors, target.vocab_size, target.vocab_size if ids is None else len(ids)
-        )
+        guessed = target.vocab_size if ids is None else len(ids)
+        _fit_markov(head, tensors, target.vocab_size, guessed)
     elif said.get("sample_from_anchor"):
         raise head.bad("the place of its last token guesses, which llama.cpp has for DSpark only")
     if "selector_hidden.weight" in tensors:

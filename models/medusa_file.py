@@ -282,8 +282,7 @@ def read_checkpoint(path: Path) -> MedusaCheckpoint:
             (f"head.{h}.output.weight", outputs[h, n_blocks], (rows, width))
         ]
         for b in range(n_blocks):
-            shapes: dict[str, tuple[int, ...]] = {"weight": (width, width), "bias": (width,)}
-            for part, shape in shapes.items():
+            for part, shape in (("weight", (width, width)), ("bias", (width,))):
                 block = blocks.get((h, b, part))
                 if block is None:
                     raise CannotLoad(f"{path.name}: head {h} lacks {h}.{b}.linear.{part}")

@@ -12,13 +12,14 @@ import platform
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specllama.errors import DoesNotFit, UsageError
 from specllama.models import running_state
 from specllama.models.companions import find, require_head
 from specllama.models.ggml_types import KV_BYTES
-from specllama.models.kernel_limits import ROOT, MemoryLimit, memory_limits
+from specllama.models.kernel_limits import ROOT, MemoryLimit, memory_limits, text_in
 from specllama.models.nextn_blocks import lacks_trunk, trunk_blocks, why_not
 from specllama.text import size
 
@@ -177,11 +178,10 @@ def repacked_types() -> frozenset[str]:
     machine = platform.machine().lower()
     if machine in ("arm64", "aarch64"):
         return frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"})
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
-            flags = next((line.split() for line in file if line.startswith("flags")), [])
-    except OSError:
-        flags = ["avx2"] if machine in ("x86_64", "amd64") else []
+    lines = text_in(Path("/proc/cpuinfo")).splitlines()
+    flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    if not lines and machine in ("x86_64", "amd64"):
+        flags = ["avx2"]
     types = {"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"} if "avx2" in flags else set()
     return frozenset(types | ({"Q2_K"} if "avx512f" in flags else set()))
 

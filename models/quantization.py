@@ -228,10 +228,8 @@ def estimate_bytes(
     for tensor in header.tensors:
         if tensor.name.startswith(dropped):
             continue
-        if kind == "copy" or not tensor.is_matrix:
-            total += tensor.n_bytes
-        else:
-            total += int(tensor.n_elements * bits(tensor) / 8)
+        stays = kind == "copy" or not tensor.is_matrix
+        total += tensor.n_bytes if stays else int(tensor.n_elements * bits(tensor) / 8)
     return total
 
 

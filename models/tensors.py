@@ -105,24 +105,26 @@ def _blocks(table: Bytes, size: int) -> Bytes:
     return table.reshape(len(table), -1, size)
 
 
+def _scaled(blocks: Bytes, values: Floats) -> Floats:
+    """Multiply the values of blocks by the float16 scale that each begins with."""
+    scale = blocks[..., :2].copy().view("<f2").astype(np.float32)
+    out: Floats = (values * scale).reshape(len(blocks), -1)
+    return out
+
+
 def _q8_0(table: Bytes) -> Floats:
     """Decode blocks of a float16 scale, then 32 signed bytes."""
     blocks = _blocks(table, 34)
-    scale = blocks[..., :2].copy().view("<f2").astype(np.float32)
-    quants = blocks[..., 2:].view(np.int8).astype(np.float32)
-    out: Floats = (quants * scale).reshape(len(table), -1)
-    return out
+    return _scaled(blocks, blocks[..., 2:].view(np.int8).astype(np.float32))
 
 
 def _q4_0(table: Bytes) -> Floats:
     """Decode blocks of a float16 scale, then 16 bytes: low nibbles are the first half of the
     block."""
     blocks = _blocks(table, 18)
-    scale = blocks[..., :2].copy().view("<f2").astype(np.float32)
     quants = blocks[..., 2:]
     both = np.concatenate((quants & 15, quants >> 4), axis=-1).astype(np.float32) - 8.0
-    out: Floats = (both * scale).reshape(len(table), -1)
-    return out
+    return _scaled(blocks, both)
 
 
 def _q6_k(table: Bytes) -> Floats:
