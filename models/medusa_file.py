@@ -282,11 +282,11 @@ def read_checkpoint(path: Path) -> MedusaCheckpoint:
             (f"head.{h}.output.weight", outputs[h, n_blocks], (rows, width))
         ]
         for b in range(n_blocks):
-            for part, shape in (("weight", (width, width)), ("bias", (width,))):
+            for part, its in (("weight", (width, width)), ("bias", (width,))):
                 block = blocks.get((h, b, part))
                 if block is None:
                     raise CannotLoad(f"{path.name}: head {h} lacks {h}.{b}.linear.{part}")
-                wanted.append((f"head.{h}.block.{b}.{part}", block, shape))
+                wanted.append((f"head.{h}.block.{b}.{part}", block, its))
         for name, tensor, shape in wanted:
             if tensor.shape != shape:
                 raise CannotLoad(

