@@ -222,7 +222,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
 
 
 def test_all_ways_to_draft_in_one_command_and_what_is_missing_is_skipped() -> None:
-    code, out, err = run("-n", "1", "--temperature", "0.7", "--proposer", "all", "--json")
+    code, out, err = run("-n", "2", "--temperature", "0.7", "--proposer", "all", "--json")
     assert code == 0
     *lines, summary = map(json.loads, out.splitlines())
     proved = {line["proposer"] for line in lines}
