@@ -106,8 +106,9 @@ class WheelWithKernels(bdist_wheel):
     """The wheel: for this platform if it has kernels, and for every CPython 3."""
 
     def finalize_options(self) -> None:
+        if compiler() is not None:  # else it would go where pure packages go
+            self.distribution.has_ext_modules = lambda: True
         super().finalize_options()
-        self.root_is_pure = compiler() is None
 
     def get_tag(self) -> tuple[str, str, str]:
         _, _, platform_name = super().get_tag()
