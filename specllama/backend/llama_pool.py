@@ -165,7 +165,7 @@ class LoadedModel:
         model = LlamaModel(
             header.path, pre=header.pre_tokenizer or "", gpu_layers=str(self.model.gpu_layers),
             devices=self.model.devices, use_mmap=self.options.use_mmap, stop=self.model.stop,
-            **more,
+            kernels=bool(self.model.kernels), **more,
         )  # fmt: skip
         self.on_close.callback(model.close)
         return model

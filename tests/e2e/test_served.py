@@ -28,7 +28,7 @@ LENGTH = 24
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECLLAMA_HOME", str(tmp_path_factory.mktemp("home")))
-        options = EngineOptions(n_ctx=1024, threads=1, repack="off", parallel=LANES)
+        options = EngineOptions(n_ctx=1024, threads=1, parallel=LANES)
         measured("tiny", None, options).close()  # else nobody shares a pass
         with serving(LoadEngine("tiny", None, options)) as running:
             yield running
@@ -54,7 +54,7 @@ def test_replies_under_load_are_those_of_requests_alone(served: Serving) -> None
 
     with ThreadPoolExecutor(len(asked)) as pool:
         replies = list(pool.map(ask, asked))
-    with Engine.load("tiny", None, EngineOptions(n_ctx=1024, threads=1, repack="off")) as alone:
+    with Engine.load("tiny", None, EngineOptions(n_ctx=1024, threads=1)) as alone:
         for body, (text, n, near_ties) in zip(asked, replies, strict=True):
             params = GenerateParams(
                 seed=body["seed"],
@@ -99,7 +99,7 @@ def test_a_crowd_soon_shares_passes_and_writes_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECLLAMA_HOME", str(tmp_path))
-    options = EngineOptions(n_ctx=1024, threads=1, repack="off", parallel=LANES)
+    options = EngineOptions(n_ctx=1024, threads=1, parallel=LANES)
     prompts = load_prompts()[2::37][:LANES]
 
     def ask(prompt: BenchPrompt) -> str:

@@ -69,7 +69,7 @@ def test_features_are_those_of_the_running_engine_and_texts_are_its_own(
     written: list[tuple[Sample, Features]],
 ) -> None:
     exercises = {one.id: one for one in asked}
-    options = EngineOptions(n_ctx=256, threads=1, kv_disk="off", repack="off")
+    options = EngineOptions(n_ctx=256, threads=1, kv_disk="off")
     with Engine.load(target, "none", options) as engine:
         for sample, _ in written[:3]:
             one = exercises[sample.id]
