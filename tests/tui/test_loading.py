@@ -80,7 +80,7 @@ async def test_a_failed_load_says_what_and_what_next(start: Any) -> None:
         for words in ("the file is cut short", "pull it again", "F6 chooses", "not loaded"):
             await d.until(lambda words=words: words in d.shown)
         recipe.error = None
-        await d.app.action_ask("reload")
+        d.app.action_ask("reload")
         await d.ready()
         assert "not loaded" not in d.shown
 
