@@ -101,7 +101,7 @@ async def test_nothing_is_covered(start: Any, size: tuple[int, int]) -> None:
         assert "Esc closes" in d.shown
         # no sentence ends in the middle
         assert "Does drafting pay?" in d.shown
-        whole = next(one.help for one in ACTIONS if one.slash == "sessions")
+        whole = next(one.help for one in ACTIONS if one.slash == "draft")
         assert (whole in d.shown) is (size[0] > 100)
 
 
