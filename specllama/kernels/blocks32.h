@@ -11,8 +11,7 @@ template <class I> struct Q4_0_Values {
     static constexpr int per = 2, most = 15, offset = 8;
     static constexpr bool is_signed = false, has_min = false;
     static auto values(const Packed &b, int i, int t, int at) {
-        auto v = I::load(b.q[i][t % 4], at);
-        return t < 4 ? I::low(v) : I::high(v);
+        return half_bytes<I>(b.q[i], t, at);
     }
     static auto scale(const Packed &b, int i, int at) { return I::halves(b.d[i], at); }
 };
@@ -31,8 +30,7 @@ template <class I> struct Q4_1_Values {
     static constexpr int per = 1, most = 15, offset = 0;
     static constexpr bool is_signed = false, has_min = true;
     static auto values(const Packed &b, int, int t, int at) {
-        auto v = I::load(b.q[t % 4], at);
-        return t < 4 ? I::low(v) : I::high(v);
+        return half_bytes<I>(b.q, t, at);
     }
     static auto scale(const Packed &b, int, int at) { return I::halves(b.d, at); }
 };
@@ -42,8 +40,7 @@ template <class I> struct Q5_0_Values {
     static constexpr int per = 2, most = 31, offset = 16;
     static constexpr bool is_signed = false, has_min = false;
     static auto values(const Packed &b, int i, int t, int at) {
-        auto v = I::load(b.q[i][t % 4], at);
-        return I::or_(t < 4 ? I::low(v) : I::high(v), I::bit(I::load(b.high[i], at), t, 4));
+        return I::or_(half_bytes<I>(b.q[i], t, at), I::bit(I::load(b.high[i], at), t, 4));
     }
     static auto scale(const Packed &b, int i, int at) { return I::halves(b.d[i], at); }
 };
@@ -53,8 +50,7 @@ template <class I> struct Q5_1_Values {
     static constexpr int per = 1, most = 31, offset = 0;
     static constexpr bool is_signed = false, has_min = true;
     static auto values(const Packed &b, int, int t, int at) {
-        auto v = I::load(b.q[t % 4], at);
-        return I::or_(t < 4 ? I::low(v) : I::high(v), I::bit(I::load(b.high, at), t, 4));
+        return I::or_(half_bytes<I>(b.q, t, at), I::bit(I::load(b.high, at), t, 4));
     }
     static auto scale(const Packed &b, int, int at) { return I::halves(b.d, at); }
 };
@@ -72,8 +68,7 @@ template <class I> struct MXFP4_Values {
     static constexpr int per = 4, most = 24, offset = 12;
     static constexpr bool is_signed = false, has_min = false;
     static auto values(const Packed &b, int i, int t, int at) {
-        auto v = I::load(b.q[i][t % 4], at);
-        return I::table(t < 4 ? I::low(v) : I::high(v), MXFP4_TABLE);  // 12 added
+        return I::table(half_bytes<I>(b.q[i], t, at), MXFP4_TABLE);  // 12 added
     }
     static auto scale(const Packed &b, int i, int at) { return I::powers(b.e[i], at); }
 };

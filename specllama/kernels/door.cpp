@@ -208,7 +208,7 @@ const char *compare(Library &lib) {
         if (strcmp(type_name(type), name)) return "numbers of types";
     if (overhead() != sizeof(ggml_tensor) + 32) return "size of tensors";
     ggml_context *ctx = init({1 << 16, nullptr, true});
-    ggml_tensor *w = tensor(ctx, Q4_0, 64, 48, 3), *x = tensor(ctx, F32, 64, 2, 5), *ids = tensor(ctx, 26, 2, 5, 1);
+    ggml_tensor *w = tensor(ctx, Q4_0, 64, 48, 3), *x = tensor(ctx, F32, 64, 2, 5), *ids = tensor(ctx, I32, 2, 5, 1);
     set_name(w, "a name");
     ggml_tensor *one = tensor(ctx, Q4_0, 64, 48, 1), *y = mul_mat(ctx, one, x), *z = mul_mat_id(ctx, w, x, ids);
     const bool same = w->type == Q4_0 && w->ne[0] == 64 && w->ne[1] == 48 && w->ne[2] == 3 && w->nb[1] == 36 && w->nb[2] == 48 * 36 &&
@@ -219,9 +219,7 @@ const char *compare(Library &lib) {
     free_(ctx);
     return same ? nullptr : "layout of tensors";
 }
-#endif
 
-#ifndef _WIN32
 struct Graphs {
     struct Init { size_t size; void *memory; bool no_alloc; };
     Library lib;
@@ -328,6 +326,7 @@ API void specllama_kernels_offer(int yes) { offered = yes != 0; }
 API int specllama_kernels_check(void *handle) {
 #ifndef _WIN32
     Graphs graphs{{handle}};
+    if (graphs.lib.missing) return 1;
     for (int type : ALL_TYPES)
         for (int n : {1, 3, 9, -5}) {  // -5: rows that use experts
             printf("type %d, %d rows%s\n", type, abs(n), n < 0 ? " with experts" : "");

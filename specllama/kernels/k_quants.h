@@ -18,8 +18,7 @@ template <class I> struct Q4_K_Values {
     static constexpr int parts = 8, most = 15, shift = 0;
     static constexpr bool is_signed = false, has_min = true;
     static auto values(const Packed &b, int j, int t, int at) {
-        auto v = I::load(b.q[j][t % 4], at);
-        return t < 4 ? I::low(v) : I::high(v);
+        return half_bytes<I>(b.q[j], t, at);
     }
     static auto scale(const Packed &b, int j, int at) { return I::scale(b.scale[j], at); }
     static auto minima(const Packed &b, int p, int at) { return I::pairs(&b.min[p][0][0], at); }
@@ -31,8 +30,7 @@ template <class I> struct Q5_K_Values {
     static constexpr int parts = 8, most = 31, shift = 0;
     static constexpr bool is_signed = false, has_min = true;
     static auto values(const Packed &b, int j, int t, int at) {
-        auto v = I::load(b.q[j][t % 4], at);
-        return I::or_(t < 4 ? I::low(v) : I::high(v), I::bit(I::load(b.high[j], at), t, 4));
+        return I::or_(half_bytes<I>(b.q[j], t, at), I::bit(I::load(b.high[j], at), t, 4));
     }
     static auto scale(const Packed &b, int j, int at) { return I::scale(b.scale[j], at); }
     static auto minima(const Packed &b, int p, int at) { return I::pairs(&b.min[p][0][0], at); }
@@ -77,8 +75,7 @@ template <class I> struct IQ4_XS_Values {
     static constexpr int parts = 8, most = 127, shift = 0;
     static constexpr bool is_signed = true, has_min = false;
     static auto values(const Packed &b, int j, int t, int at) {
-        auto v = I::load(b.q[j][t % 4], at);
-        return I::table(t < 4 ? I::low(v) : I::high(v), IQ4_TABLE);
+        return I::table(half_bytes<I>(b.q[j], t, at), IQ4_TABLE);
     }
     static auto scale(const Packed &b, int j, int at) { return I::scale(b.scale[j], at); }
 };

@@ -46,12 +46,11 @@ void round_activations(const Kernels &k, const Product &p, int ith, int nth, int
     }
 }
 
-void multiply(const Kernels &k, const Product &p, int ith, int nth, const int32_t *activations, int64_t *next) {
+void multiply(const Kernels &k, const Product &p, int nth, const int32_t *activations, int64_t *next) {
     const Form form = facts(p.type)->form;
     const int64_t blocks = p.values / block_values(form), words = block_words(form) * blocks;
     const int64_t groups = (p.outputs + ROWS - 1) / ROWS, shares = nth == 1 ? 1 : std::min(groups, SHARES * nth);
     const size_t size = packed_row_bytes(p.type, p.values);
-    (void)ith;
     for (;;) {
         const int64_t share = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
         if (share >= shares * (int64_t)p.panels.size()) return;

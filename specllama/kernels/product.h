@@ -31,7 +31,7 @@ struct Product {
 
 size_t product_memory(int type, int64_t values, int64_t rows);
 void round_activations(const Kernels &k, const Product &p, int ith, int nth, int32_t *to);
-void multiply(const Kernels &k, const Product &p, int ith, int nth, const int32_t *activations, int64_t *next);
+void multiply(const Kernels &k, const Product &p, int nth, const int32_t *activations, int64_t *next);
 
 template <class Wait>
 void Product::compute(const Kernels &k, int ith, int nth, void *memory, Wait wait) const {
@@ -40,7 +40,7 @@ void Product::compute(const Kernels &k, int ith, int nth, void *memory, Wait wai
     if (ith == 0) __atomic_store_n(next, 0, __ATOMIC_RELAXED);
     round_activations(k, *this, ith, nth, activations);
     wait();
-    multiply(k, *this, ith, nth, activations, next);
+    multiply(k, *this, nth, activations, next);
 }
 
 } // namespace specllama

@@ -6,6 +6,12 @@ namespace specllama {
 // the values that four bits stand for (ggml-common.h: kvalues_iq4nl; kvalues_mxfp4, 12 added)
 alignas(16) constexpr int8_t IQ4_TABLE[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 alignas(16) constexpr int8_t MXFP4_TABLE[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
+// Group t of eight, of which t and t + 4 share the bytes of a vector (layout.h).
+template <class I> auto half_bytes(const packed::Vector (&q)[4], int t, int at) {
+    const auto v = I::load(q[t % 4], at);
+    return t < 4 ? I::low(v) : I::high(v);
+}
 } // namespace specllama
 
 #include "activations.h"
