@@ -290,8 +290,10 @@ def _find(ref: str) -> LocalModel:
 @click.argument("refs", nargs=-1, required=True, shell_complete=completion.models)
 @yes_option
 def rm(refs: tuple[str, ...], yes: bool) -> None:
-    """Delete models that specllama pulled, with all that it made of them. These are trained heads,
-    copies, states of conversations and measurements. Models of other tools are never touched."""
+    """Delete models that specllama pulled, and what it made of them.
+
+    That is trained heads, copies, states of conversations and measurements. Models of other tools
+    are never touched."""
     from specllama.models import receipts
 
     models = {model.path: model for model in map(_find, refs)}.values()
