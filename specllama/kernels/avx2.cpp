@@ -25,12 +25,12 @@ struct Avx2 : HalfVectors {
     }
     static Sum none() { return _mm256_setzero_si256(); }
     static Sum begin(Int) { return none(); }
-    static Int finish(Int sum, Sum s) { return add_scaled(sum, s, _mm256_set1_epi16(1)); }
+    static Int finish(Int sum, Sum s) { return add_scaled<0>(sum, s, _mm256_set1_epi16(1)); }
 
     static Scale twice(__m256i x) { return _mm256_blend_epi16(x, _mm256_slli_epi32(x, 16), 0xaa); }
     static Scale scale(const uint8_t *s, int at) { return twice(unsigned_scales(s, at)); }
     static Scale scale(const int8_t *s, int at) { return twice(signed_scales(s, at)); }
-    static Int add_scaled(Int sum, Sum s, Scale scale) { return _mm256_add_epi32(sum, _mm256_madd_epi16(s, scale)); }
+    template <int> static Int add_scaled(Int sum, Sum s, Scale scale) { return _mm256_add_epi32(sum, _mm256_madd_epi16(s, scale)); }
     static Pair pair(Scale even, Scale odd) { return _mm256_blend_epi16(even, odd, 0xaa); }
 };
 

@@ -10,7 +10,9 @@ namespace {
 struct Avx512 {
     static constexpr int rows = 16, widest = 8;
     static constexpr int signed_shift = 7, signed_offset = 128;  // vpdpbusd wants unsigned weights
-    static constexpr int room(int) { return 8; }
+    // four groups fit int16 where values are small: vpdpwssd then multiplies and adds at once
+    static constexpr bool is_short(int most) { return 16 * 127 * most <= 32767; }
+    static constexpr int room(int most) { return is_short(most) ? 4 : 8; }
     using Bytes = __m512i;
     using Sum = __m512i;
     using Int = __m512i;
@@ -31,7 +33,10 @@ struct Avx512 {
     template <bool SIGNED> static Bytes ready(Bytes v) {
         return SIGNED ? _mm512_xor_si512(v, _mm512_set1_epi8((char)0x80)) : v;
     }
-    template <bool> static Sum dot(Sum s, Bytes v, int32_t four) { return _mm512_dpbusd_epi32(s, v, _mm512_set1_epi32(four)); }
+    template <bool> static Sum dot(Sum s, Bytes v, const int32_t &four) {  // one instruction, broadcast and all
+        __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(s) : "v"(v), "m"(four));
+        return s;
+    }
     static Sum none() { return _mm512_setzero_si512(); }
     static Sum begin(Int sum) { return sum; }
     static Int finish(Int, Sum s) { return s; }
@@ -40,7 +45,10 @@ struct Avx512 {
     static Int broadcast(int32_t x) { return _mm512_set1_epi32(x); }
     static Scale scale(const uint8_t *s, int) { return _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i *)s)); }
     static Scale scale(const int8_t *s, int) { return _mm512_cvtepi8_epi32(_mm_load_si128((const __m128i *)s)); }
-    static Int add_scaled(Int sum, Sum s, Scale scale) { return _mm512_add_epi32(sum, _mm512_mullo_epi32(s, scale)); }
+    template <int MOST> static Int add_scaled(Int sum, Sum s, Scale scale) {
+        if (is_short(MOST)) return _mm512_dpwssd_epi32(sum, s, _mm512_and_si512(scale, _mm512_set1_epi32(0xffff)));
+        return _mm512_add_epi32(sum, _mm512_mullo_epi32(s, scale));
+    }
     static Pair pairs(const uint8_t *p, int) { return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)p)); }
     static Pair pair(Scale even, Scale odd) { return _mm512_mask_blend_epi16(0xaaaaaaaa, even, _mm512_slli_epi32(odd, 16)); }
     static Int add_pairs(Int sum, Pair p, int32_t two) { return _mm512_dpwssd_epi32(sum, p, _mm512_set1_epi32(two)); }

@@ -9,7 +9,8 @@ namespace {
 struct AvxVnni : HalfVectors {
     static constexpr int widest = 4;
     static constexpr int signed_shift = 7, signed_offset = 128;
-    static constexpr int room(int) { return 8; }
+    static constexpr bool is_short(int most) { return 16 * 127 * most <= 32767; }  // see avx512.cpp
+    static constexpr int room(int most) { return is_short(most) ? 4 : 8; }
     using Sum = __m256i;
     using Scale = __m256i;
 
@@ -23,7 +24,10 @@ struct AvxVnni : HalfVectors {
 
     static Scale scale(const uint8_t *s, int at) { return unsigned_scales(s, at); }
     static Scale scale(const int8_t *s, int at) { return signed_scales(s, at); }
-    static Int add_scaled(Int sum, Sum s, Scale scale) { return _mm256_add_epi32(sum, _mm256_mullo_epi32(s, scale)); }
+    template <int MOST> static Int add_scaled(Int sum, Sum s, Scale scale) {
+        if (is_short(MOST)) return _mm256_dpwssd_avx_epi32(sum, s, _mm256_and_si256(scale, _mm256_set1_epi32(0xffff)));
+        return _mm256_add_epi32(sum, _mm256_mullo_epi32(s, scale));
+    }
     static Pair pair(Scale even, Scale odd) { return _mm256_blend_epi16(even, _mm256_slli_epi32(odd, 16), 0xaa); }
 };
 

@@ -108,7 +108,7 @@ void k_tile(const void *weights, const int32_t *activations, int64_t blocks, flo
                             s[k] = I::template dot<W::is_signed>(s[k], v, a[(j * GROUPS + t) * N + k]);
                     }
 #pragma GCC unroll 8
-                    for (int k = 0; k < N; k++) sum[k] = I::add_scaled(sum[k], s[k], scale);
+                    for (int k = 0; k < N; k++) sum[k] = I::template add_scaled<W::most>(sum[k], s[k], scale);
                 }
             }
             // minima, or what was added to the values: a whole number a part, times its activations

@@ -51,7 +51,7 @@ struct Neon {
     static Scale scale(const int8_t *s, int at) {
         return vshrq_n_s32(vshlq_n_s32(scale((const uint8_t *)s, at), 24), 24);
     }
-    static Int add_scaled(Int sum, Sum s, Scale scale) { return vmlaq_s32(sum, s, scale); }
+    template <int> static Int add_scaled(Int sum, Sum s, Scale scale) { return vmlaq_s32(sum, s, scale); }
     static Pair pairs(const uint8_t *p, int at) { return vreinterpretq_s16_u16(vmovl_u8(vld1_u8(p + 8 * at))); }
     static Pair pair(Scale even, Scale odd) {
         return vtrn1q_s16(vreinterpretq_s16_s32(even), vreinterpretq_s16_s32(odd));

@@ -1,186 +1,236 @@
-// Packing: blocks of 16 rows, as a file holds them, put side by side. Four bytes at a time.
+// Packing: blocks of 16 rows, as a file holds them, put side by side. Four bytes of each at a time.
 #include "layout.h"
 
 #include <cstring>
+#include <vector>
 
 namespace specllama {
 namespace {
 
+// One word of each of 16 rows, and what is done with all of them at once.
+typedef uint32_t Words __attribute__((vector_size(64)));
+typedef uint16_t Shorts __attribute__((vector_size(32)));
+typedef uint8_t Bytes __attribute__((vector_size(16)));
+
 constexpr uint32_t LOW = 0x0f0f0f0f, TWO = 0x03030303, ONE = 0x01010101;
 
-inline uint32_t word(const uint8_t *p, int i) {
-    uint32_t w;
-    memcpy(&w, p + 4 * i, 4);
+// Blocks of 16 rows: where the first row has a field, and how far apart the rows are, in bytes.
+struct Rows {
+    const char *field;
+    size_t apart;
+    template <class T> T of(int row) const {
+        T x;
+        memcpy(&x, field + row * apart, sizeof x);
+        return x;
+    }
+    Words word(int i) const {
+        Words w;
+        for (int row = 0; row < ROWS; row++) w[row] = Rows{field + 4 * i, apart}.of<uint32_t>(row);
+        return w;
+    }
+    void copy(packed::Halves &to) const {
+        for (int row = 0; row < ROWS; row++) to[row] = of<uint16_t>(row);
+    }
+};
+
+// The same block of 16 rows; `b.at(&S::field)` are their fields.
+template <class S> struct Blocks {
+    const S *first;
+    size_t apart;
+    template <class F> Rows at(F S::*field) const { return {(const char *)&(first->*field), apart}; }
+};
+
+inline void put(packed::Vector &v, Words w) { memcpy(v, &w, sizeof w); }
+template <class B> void put_bytes(B &to, Words w) {  // the lowest byte of each word
+    const Bytes b = __builtin_convertvector(w, Bytes);
+    memcpy(to, &b, sizeof b);
+}
+inline void put_pairs(packed::Pairs &to, Words even, Words odd) {
+    const Shorts s = __builtin_convertvector((even & 0xff) | (odd & 0xff) << 8, Shorts);
+    memcpy(to, &s, sizeof s);
+}
+
+inline Words low(Words w) { return w & LOW; }
+inline Words high(Words w) { return (w >> 4) & LOW; }
+
+// Bits of 32 values, one each: bit 4 t + c goes to byte c, bit t.
+inline Words fifth_bits(Words all) {
+    Words w = {};
+    for (int t = 0; t < 8; t++, all >>= 4)
+        w |= ((all & 1) | (all & 2) << 7 | (all & 4) << 14 | (all & 8) << 21) << t;
     return w;
 }
 
-inline void put(packed::Vector &v, int row, uint32_t w) { memcpy(v + 4 * row, &w, 4); }
-
-inline uint32_t low(uint32_t w) { return w & LOW; }
-inline uint32_t high(uint32_t w) { return (w >> 4) & LOW; }
-
-// The four bits t of `bits` as the bits of four bytes: where group t has its fifth bits.
-inline uint32_t spread(uint32_t bits) {
-    return ((bits & 1) | (bits & 2) << 7 | (bits & 4) << 14 | (bits & 8) << 21);
-}
-
-inline uint32_t fifth_bits(const uint8_t *bits) {  // 32 bits: bit 4 t + c goes to byte c, bit t
-    uint32_t all = word(bits, 0), w = 0;
-    for (int t = 0; t < 8; t++) w |= spread(all >> 4 * t & 15) << t;
-    return w;
-}
-
-inline void nibbles(packed::Vector *q, const uint8_t *from, int row) {
-    for (int t = 0; t < 4; t++) put(q[t], row, word(from, t));
+inline void nibbles(packed::Vector *q, Rows from) {
+    for (int t = 0; t < 4; t++) put(q[t], from.word(t));
 }
 
 // 32 bytes of halves: low halves are one part, high halves the next; two groups share a vector.
-inline void two_parts(packed::Vector (*q)[4], const uint8_t *from, int row) {
-    for (int p = 0; p < 4; p++, from += 32)
+inline void two_parts(packed::Vector (*q)[4], Rows from) {
+    for (int p = 0; p < 4; p++)
         for (int t = 0; t < 4; t++) {
-            uint32_t a = word(from, t), b = word(from, t + 4);
-            put(q[2 * p][t], row, low(a) | low(b) << 4);
-            put(q[2 * p + 1][t], row, high(a) | (b & ~LOW));
+            const Words a = from.word(8 * p + t), b = from.word(8 * p + t + 4);
+            put(q[2 * p][t], low(a) | low(b) << 4);
+            put(q[2 * p + 1][t], high(a) | (b & ~LOW));
         }
 }
 
-// Eight scales and minima of six bits (ggml-quants.c, get_scale_min_k4).
-template <class P> inline void scales_and_minima(P &o, const uint8_t *s, int row) {
-    for (int j = 0; j < 8; j++) {
-        o.scale[j][row] = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
-        o.min[j / 2][row][j % 2] = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | (s[j] >> 6) << 4;
-    }
+// Quarter g of four words that hold two bits of four quarters, in one word.
+inline Words two_bits(const Words *four, int g) {
+    Words w = {};
+    for (int t = 0; t < 4; t++) w |= (four[t] >> 2 * g & TWO) << 2 * t;
+    return w;
 }
 
-void add(packed::Nibbles32<2> &o, int i, const stored::Q4_0 &b, int row) {
-    o.d[i][row] = b.d;
-    nibbles(o.q[i], b.q, row);
-}
-
-void add(packed::Q4_1 &o, int, const stored::Q4_1 &b, int row) {
-    o.d[row] = b.d, o.m[row] = b.m;
-    nibbles(o.q, b.q, row);
-}
-
-void add(packed::Q5_0 &o, int i, const stored::Q5_0 &b, int row) {
-    o.d[i][row] = b.d;
-    put(o.high[i], row, fifth_bits(b.high));
-    nibbles(o.q[i], b.q, row);
-}
-
-void add(packed::Q5_1 &o, int, const stored::Q5_1 &b, int row) {
-    o.d[row] = b.d, o.m[row] = b.m;
-    put(o.high, row, fifth_bits(b.high));
-    nibbles(o.q, b.q, row);
-}
-
-void add(packed::Q8_0 &o, int i, const stored::Q8_0 &b, int row) {
-    o.d[i][row] = b.d;
-    for (int t = 0; t < 8; t++) put(o.q[i][t], row, word((const uint8_t *)b.q, t));
-}
-
-void add(packed::MXFP4 &o, int i, const stored::MXFP4 &b, int row) {
-    o.e[i][row] = b.e;
-    nibbles(o.q[i], b.q, row);
-}
-
-void add(packed::Q4_K &o, int, const stored::Q4_K &b, int row) {
-    o.d[row] = b.d, o.dmin[row] = b.dmin;
-    scales_and_minima(o, b.scale, row);
-    two_parts(o.q, b.q, row);
-}
-
-void add(packed::Q5_K &o, int, const stored::Q5_K &b, int row) {
-    o.d[row] = b.d, o.dmin[row] = b.dmin;
-    scales_and_minima(o, b.scale, row);
-    two_parts(o.q, b.q, row);
-    for (int j = 0; j < 8; j++) {  // bit j of high[k]: of value k of part j
-        uint32_t w = 0;
-        for (int t = 0; t < 8; t++) w |= (word(b.high, t) >> j & ONE) << t;
-        put(o.high[j], row, w);
-    }
-}
-
-void add(packed::Q6_K &o, int, const stored::Q6_K &b, int row) {
-    o.d[row] = b.d;
-    for (int j = 0; j < 16; j++) {
-        o.scale[j][row] = b.scale[j];
-        // a half h of 128 values has four quarters g, whose low bits lie in 64 bytes (two quarters
-        // a byte), their high bits in 32 (two bits each)
-        const int h = j / 8, g = j % 8 / 2, first = j % 2 * 4;
-        const uint8_t *ql = b.low + 64 * h + 32 * (g & 1), *qh = b.high + 32 * h;
-        uint32_t lows[4], bits = 0;
-        for (int t = 0; t < 4; t++) {
-            lows[t] = word(ql, first + t) >> (g < 2 ? 0 : 4) & LOW;
-            bits |= (word(qh, first + t) >> 2 * g & TWO) << 2 * t;
+// 64 bytes, of two bits four times.
+inline void pairs_of_bits(packed::Vector *q, Rows from) {
+    for (int h = 0; h < 2; h++)
+        for (int e = 0; e < 2; e++) {
+            Words four[4];
+            for (int t = 0; t < 4; t++) four[t] = from.word(8 * h + 4 * e + t);
+            for (int g = 0; g < 4; g++) put(q[8 * h + 2 * g + e], two_bits(four, g));
         }
-        put(o.low[j][0], row, lows[0] | lows[1] << 4);
-        put(o.low[j][1], row, lows[2] | lows[3] << 4);
-        put(o.high[j], row, bits);
-    }
 }
 
-void add(packed::Q2_K &o, int, const stored::Q2_K &b, int row) {
-    o.d[row] = b.d, o.dmin[row] = b.dmin;
-    for (int j = 0; j < 16; j++) {
-        o.scale[j][row] = b.scale[j] & 15;
-        o.min[j / 2][row][j % 2] = b.scale[j] >> 4;
-        const int h = j / 8, g = j % 8 / 2, first = j % 2 * 4;
-        uint32_t w = 0;
-        for (int t = 0; t < 4; t++) w |= (word(b.q + 32 * h, first + t) >> 2 * g & TWO) << 2 * t;
-        put(o.q[j], row, w);
-    }
+// Eight scales and minima of six bits (ggml-quants.c, get_scale_min_k4), four a word.
+template <class P> inline void scales_and_minima(P &o, Rows from) {
+    const Words s = from.word(0), m = from.word(1), rest = from.word(2);
+    const Words scale[2] = {s & 0x3f3f3f3f, low(rest) | (s >> 6 & TWO) << 4};
+    const Words min[2] = {m & 0x3f3f3f3f, high(rest) | (m >> 6 & TWO) << 4};
+    for (int j = 0; j < 8; j++) put_bytes(o.scale[j], scale[j / 4] >> 8 * (j % 4));
+    for (int p = 0; p < 4; p++) put_pairs(o.min[p], min[p / 2] >> 16 * (p % 2), min[p / 2] >> (16 * (p % 2) + 8));
 }
 
-void add(packed::Q3_K &o, int, const stored::Q3_K &b, int row) {
-    o.d[row] = b.d;
-    uint32_t highs[8] = {};
-    for (int j = 0; j < 16; j++) {
-        // 16 scales of six bits, 32 too large: low halves in eight bytes, two high bits in four
-        const uint8_t *s = b.scale;
-        const int l = (j < 8 ? s[j] : s[j - 8] >> 4) & 15;
-        o.scale[j][row] = (int8_t)((l | (s[8 + j % 4] >> 2 * (j / 4) & 3) << 4) - 32);
-        const int h = j / 8, g = j % 8 / 2, first = j % 2 * 4;
-        uint32_t w = 0;
-        for (int t = 0; t < 4; t++) {
-            w |= (word(b.q + 32 * h, first + t) >> 2 * g & TWO) << 2 * t;
-            highs[j / 2] |= (word(b.high, first + t) >> (4 * h + g) & ONE) << (first + t);
+void add(packed::Nibbles32<2> &o, int i, Blocks<stored::Q4_0> b) {
+    b.at(&stored::Q4_0::d).copy(o.d[i]);
+    nibbles(o.q[i], b.at(&stored::Q4_0::q));
+}
+
+void add(packed::Q4_1 &o, int, Blocks<stored::Q4_1> b) {
+    b.at(&stored::Q4_1::d).copy(o.d);
+    b.at(&stored::Q4_1::m).copy(o.m);
+    nibbles(o.q, b.at(&stored::Q4_1::q));
+}
+
+void add(packed::Q5_0 &o, int i, Blocks<stored::Q5_0> b) {
+    b.at(&stored::Q5_0::d).copy(o.d[i]);
+    put(o.high[i], fifth_bits(b.at(&stored::Q5_0::high).word(0)));
+    nibbles(o.q[i], b.at(&stored::Q5_0::q));
+}
+
+void add(packed::Q5_1 &o, int, Blocks<stored::Q5_1> b) {
+    b.at(&stored::Q5_1::d).copy(o.d);
+    b.at(&stored::Q5_1::m).copy(o.m);
+    put(o.high, fifth_bits(b.at(&stored::Q5_1::high).word(0)));
+    nibbles(o.q, b.at(&stored::Q5_1::q));
+}
+
+void add(packed::Q8_0 &o, int i, Blocks<stored::Q8_0> b) {
+    b.at(&stored::Q8_0::d).copy(o.d[i]);
+    for (int t = 0; t < 8; t++) put(o.q[i][t], b.at(&stored::Q8_0::q).word(t));
+}
+
+void add(packed::MXFP4 &o, int i, Blocks<stored::MXFP4> b) {
+    for (int row = 0; row < ROWS; row++) o.e[i][row] = b.at(&stored::MXFP4::e).of<uint8_t>(row);
+    nibbles(o.q[i], b.at(&stored::MXFP4::q));
+}
+
+void add(packed::Q4_K &o, int, Blocks<stored::Q4_K> b) {
+    b.at(&stored::Q4_K::d).copy(o.d);
+    b.at(&stored::Q4_K::dmin).copy(o.dmin);
+    scales_and_minima(o, b.at(&stored::Q4_K::scale));
+    two_parts(o.q, b.at(&stored::Q4_K::q));
+}
+
+void add(packed::Q5_K &o, int, Blocks<stored::Q5_K> b) {
+    b.at(&stored::Q5_K::d).copy(o.d);
+    b.at(&stored::Q5_K::dmin).copy(o.dmin);
+    scales_and_minima(o, b.at(&stored::Q5_K::scale));
+    two_parts(o.q, b.at(&stored::Q5_K::q));
+    Words bits[8] = {};  // bit j of a word's bytes: of values of part j
+    for (int t = 0; t < 8; t++) {
+        const Words w = b.at(&stored::Q5_K::high).word(t);
+        for (int j = 0; j < 8; j++) bits[j] |= (w >> j & ONE) << t;
+    }
+    for (int j = 0; j < 8; j++) put(o.high[j], bits[j]);
+}
+
+// Types with 16 parts: a half h of 128 values has four quarters of two parts each. Part e of every
+// quarter lies in the same bytes, at other bits.
+void add(packed::Q6_K &o, int, Blocks<stored::Q6_K> b) {
+    b.at(&stored::Q6_K::d).copy(o.d);
+    for (int j = 0; j < 16; j++) put_bytes(o.scale[j], b.at(&stored::Q6_K::scale).word(j / 4) >> 8 * (j % 4));
+    for (int h = 0; h < 2; h++)
+        for (int e = 0; e < 2; e++) {
+            Words lows[8], highs[4];  // low bits: two quarters a byte; high bits: all four
+            for (int t = 0; t < 8; t++) lows[t] = b.at(&stored::Q6_K::low).word(16 * h + t / 4 * 8 + 4 * e + t % 4);
+            for (int t = 0; t < 4; t++) highs[t] = b.at(&stored::Q6_K::high).word(8 * h + 4 * e + t);
+            for (int g = 0; g < 4; g++) {
+                const int j = 8 * h + 2 * g + e;
+                const Words *l = lows + g % 2 * 4;
+                for (int k = 0; k < 2; k++)
+                    put(o.low[j][k], g < 2 ? low(l[2 * k]) | low(l[2 * k + 1]) << 4 : high(l[2 * k]) | (l[2 * k + 1] & ~LOW));
+                put(o.high[j], two_bits(highs, g));
+            }
         }
-        put(o.low[j], row, w);
-    }
-    for (int p = 0; p < 8; p++) put(o.high[p], row, highs[p]);
 }
 
-void add(packed::IQ4_XS &o, int, const stored::IQ4_XS &b, int row) {
-    o.d[row] = b.d;
-    for (int j = 0; j < 8; j++) {
-        const int l = b.scale_low[j / 2] >> 4 * (j % 2) & 15, h = b.scale_high >> 2 * j & 3;
-        o.scale[j][row] = (int8_t)((l | h << 4) - 32);
-        for (int t = 0; t < 4; t++) put(o.q[j][t], row, word(b.q + 16 * j, t));
+void add(packed::Q2_K &o, int, Blocks<stored::Q2_K> b) {
+    b.at(&stored::Q2_K::d).copy(o.d);
+    b.at(&stored::Q2_K::dmin).copy(o.dmin);
+    for (int j = 0; j < 16; j++) {
+        const Words s = b.at(&stored::Q2_K::scale).word(j / 4) >> 8 * (j % 4);
+        put_bytes(o.scale[j], s & 15);
+        if (j % 2 == 0) put_pairs(o.min[j / 2], s >> 4 & 15, s >> 12 & 15);
+    }
+    pairs_of_bits(o.q, b.at(&stored::Q2_K::q));
+}
+
+void add(packed::Q3_K &o, int, Blocks<stored::Q3_K> b) {
+    b.at(&stored::Q3_K::d).copy(o.d);
+    // 16 scales of six bits, 32 too large: low halves in eight bytes, two high bits in four
+    const Rows s = b.at(&stored::Q3_K::scale);
+    const Words first = s.word(0), second = s.word(1), last = s.word(2);
+    for (int j = 0; j < 16; j++) {
+        const Words l = (j % 8 < 4 ? first : second) >> (8 * (j % 4) + j / 8 * 4) & 15;
+        put_bytes(o.scale[j], (l | (last >> (8 * (j % 4) + 2 * (j / 4)) & 3) << 4) - 32);
+    }
+    pairs_of_bits(o.low, b.at(&stored::Q3_K::q));
+    for (int p = 0; p < 8; p++) {  // bit t of high[p]: of parts 2 p and 2 p + 1
+        Words bits = {};
+        for (int t = 0; t < 8; t++) bits |= (b.at(&stored::Q3_K::high).word(t) >> p & ONE) << t;
+        put(o.high[p], bits);
     }
 }
 
-template <class P, class S> void pack_rows(const void *from, int64_t values, int64_t rows, int per, int size, char *to) {
-    const int64_t blocks = values / size;
-    for (int row = 0; row < rows; row++) {
-        const S *b = (const S *)from + row * blocks;
-        for (int64_t i = 0; i < blocks; i++) add(((P *)to)[i / per], (int)(i % per), b[i], row);
+void add(packed::IQ4_XS &o, int, Blocks<stored::IQ4_XS> b) {
+    b.at(&stored::IQ4_XS::d).copy(o.d);
+    for (int row = 0; row < ROWS; row++) {
+        const stored::IQ4_XS s = Rows{(const char *)b.first, b.apart}.of<stored::IQ4_XS>(row);
+        for (int j = 0; j < 8; j++)
+            o.scale[j][row] = (int8_t)(((s.scale_low[j / 2] >> 4 * (j % 2) & 15) | (s.scale_high >> 2 * j & 3) << 4) - 32);
     }
+    for (int j = 0; j < 32; j++) put(o.q[j / 4][j % 4], b.at(&stored::IQ4_XS::q).word(j));
 }
 
-template <class T> void pack_floats(const void *from, int64_t values, int64_t rows, char *to) {
-    for (int64_t row = 0; row < rows; row++)
-        for (int64_t k = 0; k < values; k++)
-            memcpy(to + (k * ROWS + row) * sizeof(T), (const T *)from + row * values + k, sizeof(T));
+template <class P, class S> void pack_blocks(const char *from, int64_t blocks, int per, char *to) {
+    for (int64_t i = 0; i < blocks; i++)
+        add(((P *)to)[i / per], (int)(i % per), Blocks<S>{(const S *)from + i, blocks * sizeof(S)});
+}
+
+template <class T> void pack_floats(const char *from, int64_t values, char *to) {
+    for (int64_t k = 0; k < values; k++)
+        for (int row = 0; row < ROWS; row++)
+            memcpy(to + (k * ROWS + row) * sizeof(T), from + (row * values + k) * sizeof(T), sizeof(T));
 }
 
 struct Entry {
     TypeFacts facts;
-    void (*pack)(const void *, int64_t values, int64_t rows, char *to);
+    void (*pack)(const char *, int64_t values, char *to);  // 16 rows
 };
 
-template <class P, class S, int SIZE, int PER> void pack_as(const void *from, int64_t values, int64_t rows, char *to) {
-    pack_rows<P, S>(from, values, rows, PER, SIZE, to);
+template <class P, class S, int SIZE, int PER> void pack_as(const char *from, int64_t values, char *to) {
+    pack_blocks<P, S>(from, values / SIZE, PER, to);
 }
 
 template <class P, class S, int SIZE, int PER> constexpr Entry entry(Form form) {
@@ -244,11 +294,17 @@ void pack(int type, const void *from, int64_t values, int64_t rows, void *to, in
     const Entry &e = *entry_of(type);
     const size_t row = (size_t)(values / e.facts.stored_values) * e.facts.stored_bytes;
     const size_t size = packed_row_bytes(type, values);
+    std::vector<char> filled;
     for (int64_t g = first; g < last; g++) {
-        const int64_t here = rows - g * ROWS < ROWS ? rows - g * ROWS : ROWS;
+        const char *rows_here = (const char *)from + g * ROWS * row;
+        if (const int64_t here = rows - g * ROWS; here < ROWS) {
+            filled.assign(ROWS * row, 0);
+            memcpy(filled.data(), rows_here, here * row);
+            rows_here = filled.data();
+        }
         char *out = (char *)to + g * size;
-        if (here < ROWS || values % e.facts.packed_values) memset(out, 0, size);
-        e.pack((const char *)from + g * ROWS * row, values, here, out);
+        if (values % e.facts.packed_values) memset(out, 0, size);
+        e.pack(rows_here, values, out);
     }
 }
 

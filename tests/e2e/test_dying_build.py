@@ -23,13 +23,14 @@ MEND = "pip install --force-reinstall"
 HI = ("run", "-n", "4", "--seed", "1", "--temperature", "0", "hi")
 LIBRARY = """
 import sys
-from specllama import Engine, GenerateParams
+from specllama import Engine, EngineOptions, GenerateParams
 from specllama.errors import SpecllamaError
 
 def main():
     told = []
     try:
-        with Engine.load("tiny", on_progress=told.append) as engine:
+        options = EngineOptions(kernels="off")
+        with Engine.load("tiny", options=options, on_progress=told.append) as engine:
             *_, done = engine.generate("hi", GenerateParams(seed=1, max_tokens=4))
             assert done.text and not engine.info.target.repacked
     except SpecllamaError as error:
@@ -40,11 +41,12 @@ HOST = """
 import sys
 from specllama.engine.host import EngineHost, LoadEngine
 from specllama.errors import SpecllamaError
-from specllama.settings.params import GenerateParams
+from specllama.settings.params import EngineOptions, GenerateParams
 
 def main():
     told = []
-    with EngineHost(LoadEngine("tiny"), on_event=told.append) as host:
+    options = EngineOptions(kernels="off")
+    with EngineHost(LoadEngine("tiny", None, options), on_event=told.append) as host:
         for attempt in range(2):
             try:
                 params = GenerateParams(seed=1, max_tokens=4)
@@ -78,7 +80,10 @@ def run(library: Path, tmp_path: Path) -> Run:
             capture_output=True,
             text=True,
             timeout=120,
-            env={**os.environ, "LLAMA_CPP_LIB_PATH": str(library), "LLAMA_DIES": dies},
+            env={
+                **os.environ, "LLAMA_CPP_LIB_PATH": str(library), "LLAMA_DIES": dies,
+                "SPECLLAMA_KERNELS": "off",  # our own do not die of what llama.cpp's die of
+            },
         )
 
     return one

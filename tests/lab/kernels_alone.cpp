@@ -14,7 +14,7 @@ static double now() { return std::chrono::duration<double>(std::chrono::steady_c
 
 template <class F> static double best(F work) {
     double least = 1e9;
-    for (int turn = 0; turn < 60; turn++) {
+    for (int turn = 0; turn < 30; turn++) {
         const double began = now();
         work();
         least = std::min(least, now() - began);
@@ -50,7 +50,7 @@ int main() {
     const std::pair<int, const char *> types[] = {
         {Q4_K, "Q4_K"}, {Q6_K, "Q6_K"}, {Q5_K, "Q5_K"}, {Q3_K, "Q3_K"}, {Q2_K, "Q2_K"}, {IQ4_XS, "IQ4_XS"}, {Q8_0, "Q8_0"}, {Q4_0, "Q4_0"},
         {Q4_1, "Q4_1"}, {Q5_0, "Q5_0"}, {Q5_1, "Q5_1"}, {IQ4_NL, "IQ4_NL"}, {MXFP4, "MXFP4"}, {BF16, "BF16"}, {F16, "F16"}, {F32, "F32"}};
-    const int64_t values = 1536, rows = 256;
+    const int64_t values = 1536, rows = 1536;
     for (int i = 0; all_kernels[i]; i++) {
         const Kernels &k = *all_kernels[i];
         if (!k.runs_here()) continue;

@@ -24,7 +24,7 @@ NAME = "libspecllama_kernels.so"
 # one order of sums: products and sums are joined only where the source says so
 FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden"),
-    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
 )
 PLAIN = ("door", "product", "pack", "reference")
 SETS = {
@@ -78,7 +78,9 @@ def build(to: Path, command: list[str]) -> None:
             check=True,
         )
         to.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder / NAME, to)
+        beside = to.with_name(f"{NAME}.new")  # programs that have the old one loaded keep it
+        shutil.copyfile(folder / NAME, beside)
+        beside.replace(to)
 
 
 def _knows(command: list[str], flags: str, folder: Path) -> bool:

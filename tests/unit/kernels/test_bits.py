@@ -76,7 +76,7 @@ def test_threads_do_not_race(tmp_path: Path) -> None:
 
 # what a mistake would be: each must be seen
 MISTAKES = {
-    "a wrong scale": ("pack.cpp", "b.scale[j];\n        // a", "b.scale[j ^ 1];\n        // a"),
+    "a wrong scale": ("pack.cpp", "put_bytes(o.scale[j], s & 15)", "put_bytes(o.scale[j ^ 1], s & 15)"),
     "a dropped block": ("k_quants.h", "i < blocks; i++, w++", "i + 1 < blocks; i++, w++"),
     "another order": (
         "blocks32.h",
