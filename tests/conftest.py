@@ -62,7 +62,9 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECLLAMA_HOME", str(folder))
         patch.setattr(trial, "_known", {})
+        patch.setattr(trial, "_checked", {})
         trial.require()
+        trial.kernels()
     return folder
 
 
