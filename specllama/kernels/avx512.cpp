@@ -2,13 +2,13 @@
 // four activations to 16 sums of 32 bits.
 #include "tables.h"
 
-#include <immintrin.h>
+#include "half_vectors.h"
 
 namespace specllama {
 namespace {
 
 struct Avx512 {
-    static constexpr int rows = 16, widest = 8;
+    static constexpr int rows = 16, widest = 8, registers = 32;
     static constexpr int signed_shift = 7, signed_offset = 128;  // vpdpbusd wants unsigned weights
     // four groups fit int16 where values are small: vpdpwssd then multiplies and adds at once
     static constexpr bool is_short(int most) { return 16 * 127 * most <= 32767; }
@@ -73,6 +73,24 @@ struct Avx512 {
     static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
     static Float fnma(Float a, Float b, Float c) { return _mm512_fnmadd_ps(a, b, c); }
     static void store(float *p, Float x) { _mm512_storeu_ps(p, x); }
+    static Float add(Float a, Float b) { return _mm512_add_ps(a, b); }
+    static Float divide(Float a, Float b) { return _mm512_div_ps(a, b); }
+    static Float maximum(Float a, Float b) { return _mm512_max_ps(a, b); }
+    static Float rounded(Float x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+    static Float power(Float f, Float n) {  // f times 2^n
+        return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(f), _mm512_slli_epi32(_mm512_cvtps_epi32(n), 23)));
+    }
+    static Float above(Float x, Float least, Float f) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, least, _CMP_GE_OQ), f); }
+    static Float with_sign(Float f, Float of) {
+        return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_castps_si512(f), _mm512_castps_si512(of), _mm512_set1_epi32((int)0x80000000), 0xf8));
+    }
+    template <class L> static void add_lanes(const L *sum, float *to) {
+        const auto folded = [&](int i) {
+            const __m512d x = _mm512_castps_pd(sum[i].v[0]);
+            return _mm256_add_ps(_mm256_castpd_ps(_mm512_castpd512_pd256(x)), _mm256_castpd_ps(_mm512_extractf64x4_pd(x, 1)));
+        };
+        HalfVectors::add_eight(folded(0), folded(1), folded(2), folded(3), to);
+    }
     static void fetch(const char *p, size_t bytes) {
         for (size_t i = 0; i < bytes; i += 64) _mm_prefetch(p + i, _MM_HINT_T0);
     }

@@ -4,6 +4,7 @@
 // weights (supports_op), lets it allocate and fill the tensor (here: packed, layout.h), and the
 // backend asks each about every operation before it computes it itself. Nothing is patched or
 // linked: an entry is pushed to the front of that list, before the first model is loaded, and stays.
+#include "attention.h"
 #include "ggml_abi.h"
 #include "product.h"
 #include "random_weights.h"
@@ -28,11 +29,13 @@ namespace {
 
 const Kernels *chosen = nullptr;
 std::atomic<bool> offered{false};  // to loaders; what was loaded is computed whatever it says
-int op_mul_mat = -1, op_mul_mat_id = -1;
+int op_mul_mat = -1, op_mul_mat_id = -1, op_attention = -1;
 int packing_threads = 1;
 
 void (*barrier)(ggml_threadpool *) = nullptr;
 ggml_backend_buffer *(*buffer_init)(ggml_backend_buffer_type *, ggml_backend_buffer_i, void *, size_t) = nullptr;
+
+const ggml_type_traits *(*traits_of)(int) = nullptr;
 
 extern ggml_backend_buffer_type buffer_type;
 
@@ -80,8 +83,52 @@ const Product &product_of(const ggml_tensor *op) {
     return p;
 }
 
+// True if a tensor was computed from a product of ours: so it belongs to a model that has our weights.
+bool descends_from_ours(const ggml_tensor *t) {
+    for (int steps = 0; t && steps < 32; steps++) {
+        if (is_product(t)) return true;
+        t = t->op == op_mul_mat ? t->src[1] : t->src[0];
+    }
+    return false;
+}
+
+bool is_attention(const ggml_tensor *op) {
+    if (op->op != op_attention) return false;
+    const ggml_tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3];
+    const auto readable = [](const ggml_tensor *t) { return t->type == F16 || t->type == F32 || traits_of(t->type)->to_float; };
+    return q->type == F32 && q->nb[0] == sizeof(float) && readable(k) && readable(v) && k->ne[2] == v->ne[2] &&
+           q->ne[2] % k->ne[2] == 0 && k->ne[3] == q->ne[3] && v->ne[3] == q->ne[3] &&
+           (!mask || (mask->type == F16 && mask->ne[2] == 1 && mask->ne[3] == q->ne[3])) && descends_from_ours(q);
+}
+
+Attention attention_of(const ggml_tensor *op) {
+    const ggml_tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3], *sinks = op->src[4];
+    const auto place = [](const ggml_tensor *t) { return Place{(char *)t->data, t->nb[1], t->nb[2], t->nb[3]}; };
+    const auto copied = [](const void *from, float *to, int64_t n) { memcpy(to, from, (size_t)n * sizeof(float)); };
+    const auto floats = [&](const ggml_tensor *t) -> void (*)(const void *, float *, int64_t) {
+        return t->type == F16 ? nullptr : t->type == F32 ? copied : traits_of(t->type)->to_float;
+    };
+    Attention a{};
+    a.rows = q->ne[1], a.heads = q->ne[2], a.key_heads = k->ne[2], a.cells = k->ne[1], a.streams = q->ne[3];
+    a.values = k->ne[0], a.out_values = v->ne[0];
+    memcpy(&a.scale, &op->op_params[0], 4);
+    memcpy(&a.max_bias, &op->op_params[1], 4);
+    memcpy(&a.softcap, &op->op_params[2], 4);
+    if (a.softcap != 0) a.scale /= a.softcap;
+    a.query = place(q), a.key = place(k), a.value = place(v);
+    a.out = {(char *)op->data, op->nb[2], op->nb[1], op->nb[3]};
+    a.key_floats = floats(k), a.value_floats = floats(v);
+    if (mask) a.mask = (const uint16_t *)mask->data, a.mask_row = mask->nb[1], a.mask_stream = mask->nb[3];
+    if (sinks) a.sinks = (const float *)sinks->data;
+    return a;
+}
+
 struct Traits : ggml::cpu::tensor_traits {
-    bool work_size(int, const ggml_tensor *op, size_t &size) override {
+    bool work_size(int threads, const ggml_tensor *op, size_t &size) override {
+        if (op->op == op_attention) {
+            size = attention_of(op).memory(threads) + 64;
+            return true;
+        }
         const ggml_tensor *rows = op->op == op_mul_mat ? op->src[1] : op->src[2];
         const int64_t n = op->op == op_mul_mat ? rows->ne[1] * rows->ne[2] * rows->ne[3] : rows->ne[0] * rows->ne[1];
         size = product_memory(op->src[0]->type, op->src[0]->ne[0], n) + 64;
@@ -89,7 +136,13 @@ struct Traits : ggml::cpu::tensor_traits {
     }
     bool compute_forward(ggml_compute_params *params, ggml_tensor *op) override {
         char *memory = (char *)(((uintptr_t)params->wdata + 63) / 64 * 64);
-        product_of(op).compute(*chosen, params->ith, params->nth, memory, [&] { barrier(params->threadpool); });
+        const auto wait = [&] { barrier(params->threadpool); };
+        if (op->op == op_attention) {
+            if (params->use_ref) return false;
+            attention_of(op).compute(*chosen, params->ith, params->nth, memory, wait);
+            return true;
+        }
+        product_of(op).compute(*chosen, params->ith, params->nth, memory, wait);
         return true;
     }
 };
@@ -106,7 +159,7 @@ struct Door : ggml::cpu::extra_buffer_type {
                (experts || w->ne[2] == 1) && x->type == F32 && x->nb[0] == sizeof(float) && op->nb[0] == sizeof(float);
     }
     ggml::cpu::tensor_traits *get_tensor_traits(const ggml_tensor *op) override {
-        return is_product(op) ? &traits : nullptr;
+        return is_product(op) || is_attention(op) ? &traits : nullptr;
     }
 };
 
@@ -188,6 +241,8 @@ struct Library {
     }
 };
 
+using Attend = ggml_tensor *(*)(ggml_context *, ggml_tensor *, ggml_tensor *, ggml_tensor *, ggml_tensor *, float, float, float);
+
 // Compare the structs above with those of the library: null, or what differs.
 const char *compare(Library &lib) {
     struct Init { size_t size; void *memory; bool no_alloc; };
@@ -196,6 +251,7 @@ const char *compare(Library &lib) {
     const auto tensor = lib.get<ggml_tensor *(*)(ggml_context *, int, int64_t, int64_t, int64_t)>("ggml_new_tensor_3d");
     const auto mul_mat = lib.get<ggml_tensor *(*)(ggml_context *, ggml_tensor *, ggml_tensor *)>("ggml_mul_mat");
     const auto mul_mat_id = lib.get<ggml_tensor *(*)(ggml_context *, ggml_tensor *, ggml_tensor *, ggml_tensor *)>("ggml_mul_mat_id");
+    const auto attend = lib.get<Attend>("ggml_flash_attn_ext");
     const auto set_name = lib.get<void (*)(ggml_tensor *, const char *)>("ggml_set_name");
     const auto op_name = lib.get<const char *(*)(int)>("ggml_op_name");
     const auto type_name = lib.get<const char *(*)(int)>("ggml_type_name");
@@ -204,18 +260,27 @@ const char *compare(Library &lib) {
     static const std::pair<int, const char *> names[] = {
         {F32, "f32"},   {F16, "f16"},   {Q4_0, "q4_0"}, {Q4_1, "q4_1"}, {Q5_0, "q5_0"},     {Q5_1, "q5_1"},     {Q8_0, "q8_0"},  {Q2_K, "q2_K"},
         {Q3_K, "q3_K"}, {Q4_K, "q4_K"}, {Q5_K, "q5_K"}, {Q6_K, "q6_K"}, {IQ4_NL, "iq4_nl"}, {IQ4_XS, "iq4_xs"}, {BF16, "bf16"},  {MXFP4, "mxfp4"}};
-    for (const auto &[type, name] : names)
+    for (const auto &[type, name] : names) {
+        const ggml_type_traits *t = traits_of(type);
         if (strcmp(type_name(type), name)) return "numbers of types";
+        if (strcmp(t->type_name, name) || t->blck_size != facts(type)->stored_values || t->type_size != (size_t)facts(type)->stored_bytes)
+            return "layout of types";
+    }
     if (overhead() != sizeof(ggml_tensor) + 32) return "size of tensors";
     ggml_context *ctx = init({1 << 16, nullptr, true});
     ggml_tensor *w = tensor(ctx, Q4_0, 64, 48, 3), *x = tensor(ctx, F32, 64, 2, 5), *ids = tensor(ctx, I32, 2, 5, 1);
     set_name(w, "a name");
     ggml_tensor *one = tensor(ctx, Q4_0, 64, 48, 1), *y = mul_mat(ctx, one, x), *z = mul_mat_id(ctx, w, x, ids);
+    const float scale = 0.5f;
+    ggml_tensor *q = tensor(ctx, F32, 64, 2, 4), *k = tensor(ctx, F16, 64, 32, 2), *mask = tensor(ctx, F16, 32, 64, 1);
+    ggml_tensor *a = attend(ctx, q, k, k, mask, scale, 0, 0);
     const bool same = w->type == Q4_0 && w->ne[0] == 64 && w->ne[1] == 48 && w->ne[2] == 3 && w->nb[1] == 36 && w->nb[2] == 48 * 36 &&
                       !w->buffer && !w->data && !w->view_src && !strcmp(w->name, "a name") && y->src[0] == one && y->src[1] == x &&
                       y->ne[0] == 48 && y->ne[1] == 2 && y->ne[2] == 5 && z->src[0] == w && z->src[1] == x && z->src[2] == ids &&
+                      a->src[0] == q && a->src[1] == k && a->src[2] == k && a->src[3] == mask && !memcmp(a->op_params, &scale, 4) &&
+                      a->ne[0] == 64 && a->ne[1] == 4 && a->ne[2] == 2 && !strcmp(op_name(a->op), "FLASH_ATTN_EXT") &&
                       !strcmp(op_name(y->op), "MUL_MAT") && !strcmp(op_name(z->op), "MUL_MAT_ID");
-    op_mul_mat = y->op, op_mul_mat_id = z->op;
+    op_mul_mat = y->op, op_mul_mat_id = z->op, op_attention = a->op;
     free_(ctx);
     return same ? nullptr : "layout of tensors";
 }
@@ -240,7 +305,52 @@ struct Graphs {
     GGML(void, backend_cpu_set_n_threads, void *, int);
     GGML(int, backend_graph_compute, void *, void *);
     GGML(void, backend_free, void *);
+    GGML(ggml_tensor *, flash_attn_ext, ggml_context *, ggml_tensor *, ggml_tensor *, ggml_tensor *, ggml_tensor *, float, float, float);
+    GGML(ggml_tensor *, reshape_3d, ggml_context *, ggml_tensor *, int64_t, int64_t, int64_t);
+    GGML(ggml_tensor *, permute, ggml_context *, ggml_tensor *, int, int, int, int);
 #undef GGML
+
+    // True if attention of n rows with the keys and values of a type, of which each row sees some, is
+    // the reference's, bit for bit. Queries come from packed weights, as in a model.
+    bool attention_alike(int type, int64_t n) {
+        constexpr int64_t VALUES = 64, HEADS = 4, KEY_HEADS = 2, CELLS = 192, INPUTS = 64;
+        Random random;
+        const std::vector<char> w = random.weights(Q8_0, INPUTS, VALUES * HEADS), cells = random.weights(type, VALUES, CELLS * KEY_HEADS);
+        std::vector<float> x((size_t)(n * INPUTS)), q((size_t)(n * VALUES * HEADS)), y(q.size()), expected(q.size());
+        std::vector<uint16_t> seen((size_t)(n * CELLS));
+        for (float &one : x) one = random.real();
+        for (uint16_t &one : seen) one = random.draw() % 3 ? 0 : 0xfc00;
+        reference(Q8_0, w.data(), INPUTS, VALUES * HEADS, x.data(), n, q.data());
+
+        ggml_context *packed = init({1 << 20, nullptr, true}), *plain = init({1 << 20, nullptr, true});
+        void *backend = backend_cpu_init();
+        backend_cpu_set_n_threads(backend, 2);
+        ggml_tensor *weights = new_tensor_3d(packed, Q8_0, INPUTS, VALUES * HEADS, 1);
+        ggml_backend_buffer *first = backend_alloc_ctx_tensors_from_buft(packed, &buffer_type);
+        backend_tensor_set(weights, w.data(), 0, w.size());
+        ggml_tensor *rows = new_tensor_3d(plain, F32, INPUTS, n, 1), *mask = new_tensor_3d(plain, F16, CELLS, n, 1);
+        ggml_tensor *kv = new_tensor_3d(plain, type, VALUES, CELLS, KEY_HEADS);
+        ggml_tensor *query = permute(plain, reshape_3d(plain, mul_mat(plain, weights, rows), VALUES, HEADS, n), 0, 2, 1, 3);
+        ggml_tensor *out = flash_attn_ext(plain, query, kv, kv, mask, 0.125f, 0, 0);
+        void *graph = new_graph(plain);
+        build_forward_expand(graph, out);
+        ggml_backend_buffer *second = backend_alloc_ctx_tensors(plain, backend);
+        backend_tensor_set(rows, x.data(), 0, x.size() * 4);
+        backend_tensor_set(mask, seen.data(), 0, seen.size() * 2);
+        backend_tensor_set(kv, cells.data(), 0, cells.size());
+        Attention a = attention_of(out);
+        backend_graph_compute(backend, graph);
+        backend_tensor_get(out, y.data(), 0, y.size() * 4);
+        a.query = {(char *)q.data(), VALUES * HEADS * 4, VALUES * 4, 0};
+        a.key.data = a.value.data = const_cast<char *>(cells.data());
+        a.mask = seen.data();
+        a.out.data = (char *)expected.data();
+        reference(a);
+        for (ggml_backend_buffer *b : {first, second}) backend_buffer_free(b);
+        backend_free(backend);
+        for (ggml_context *c : {packed, plain}) free(c);
+        return !memcmp(y.data(), expected.data(), y.size() * 4);
+    }
 
     // True if ggml computes products of packed weights as the reference does, bit for bit. With
     // experts each row uses two of three.
@@ -303,6 +413,7 @@ API const char *specllama_kernels_install(void *handle, const char *name, int th
     const auto reg = lib.get<void *(*)()>("ggml_backend_cpu_reg");
     const auto device = lib.get<void *(*)(void *, size_t)>("ggml_backend_reg_dev_get");
     barrier = lib.get<void (*)(ggml_threadpool *)>("ggml_barrier");
+    traits_of = lib.get<decltype(traits_of)>("ggml_get_type_traits");
     buffer_init = lib.get<decltype(buffer_init)>("ggml_backend_buffer_init");
     if (lib.missing) return lib.missing;
     if (const char *other = compare(lib)) return other;
@@ -332,6 +443,12 @@ API int specllama_kernels_check(void *handle) {
             printf("type %d, %d rows%s\n", type, abs(n), n < 0 ? " with experts" : "");
             fflush(stdout);
             if (!graphs.alike(type, abs(n), n < 0)) return 1;
+        }
+    for (int type : {F16, Q8_0, Q4_0, BF16, F32})
+        for (int n : {1, 5, 33}) {
+            printf("attention over cells of type %d, %d rows\n", type, n);
+            fflush(stdout);
+            if (!graphs.attention_alike(type, n)) return 1;
         }
 #endif
     return 0;

@@ -28,6 +28,14 @@ struct ggml_tensor {
     char padding[8];
 };
 
+struct ggml_type_traits {
+    const char *type_name;
+    int64_t blck_size, blck_size_interleave;
+    size_t type_size;
+    bool is_quantized;
+    void (*to_float)(const void *, float *, int64_t);
+};
+
 struct ggml_backend_buffer_type_i {
     const char *(*get_name)(ggml_backend_buffer_type *);
     ggml_backend_buffer *(*alloc_buffer)(ggml_backend_buffer_type *, size_t);

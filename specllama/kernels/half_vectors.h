@@ -6,7 +6,7 @@ namespace specllama {
 namespace {
 
 struct HalfVectors {
-    static constexpr int rows = 8;
+    static constexpr int rows = 8, registers = 16;
     using Bytes = __m256i;
     using Int = __m256i;
     using Pair = __m256i;
@@ -50,6 +50,25 @@ struct HalfVectors {
     static Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
     static Float fnma(Float a, Float b, Float c) { return _mm256_fnmadd_ps(a, b, c); }
     static void store(float *p, Float x) { _mm256_storeu_ps(p, x); }
+    // of attention (attention_kernels.h)
+    static Float add(Float a, Float b) { return _mm256_add_ps(a, b); }
+    static Float divide(Float a, Float b) { return _mm256_div_ps(a, b); }
+    static Float maximum(Float a, Float b) { return _mm256_max_ps(a, b); }
+    static Float rounded(Float x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+    static Float power(Float f, Float n) {  // f times 2^n
+        return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(f), _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23)));
+    }
+    static Float above(Float x, Float least, Float f) { return _mm256_and_ps(_mm256_cmp_ps(x, least, _CMP_GE_OQ), f); }
+    static Float with_sign(Float f, Float of) { return _mm256_or_ps(f, _mm256_and_ps(of, _mm256_set1_ps(-0.0f))); }
+    // Lanes 0 to 7 of four vectors, each added up: neighbours, and neighbours of these.
+    static void add_eight(__m256 a, __m256 b, __m256 c, __m256 d, float *to) {
+        const __m256 sum = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+        _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1)));
+    }
+    template <class L> static void add_lanes(const L *sum, float *to) {
+        const auto folded = [&](int i) { return add(sum[i].v[0], sum[i].v[1]); };
+        add_eight(folded(0), folded(1), folded(2), folded(3), to);
+    }
     static void fetch(const char *p, size_t bytes) {
         for (size_t i = 0; i < bytes; i += 64) _mm_prefetch(p + i, _MM_HINT_T0);
     }

@@ -99,6 +99,7 @@ void pack(int type, const void *from, int64_t values, int64_t rows, void *to, in
 // out[0..n-1][0..15]. quantize: values [from, to) (in blocks) of one row into its place in a tile.
 using Tile = void (*)(const void *weights, const int32_t *activations, int64_t blocks, float *const *out);
 using Quantize = void (*)(const float *x, int64_t from, int64_t to, int32_t *tile, int n, int offset);
+struct AttentionKernels;
 struct Kernels {
     const char *name;
     bool (*runs_here)();
@@ -106,6 +107,7 @@ struct Kernels {
     Quantize quantize[4];
     int offset[TYPES];  // of 32-value blocks: what is taken from each stored value
     int widest;         // the tile with the best use of its registers
+    const AttentionKernels *attention;
 };
 extern const Kernels *const all_kernels[];  // the best first; ends in null
 

@@ -11,7 +11,7 @@ namespace specllama {
 namespace {
 
 struct Neon {
-    static constexpr int rows = 4, widest = 8;
+    static constexpr int rows = 4, widest = 8, registers = 32;
     static constexpr int signed_shift = 0, signed_offset = 0;
     static constexpr int room(int) { return 8; }
     using Bytes = int8x16_t;
@@ -79,6 +79,23 @@ struct Neon {
     static Float fma(Float a, Float b, Float c) { return vfmaq_f32(c, a, b); }
     static Float fnma(Float a, Float b, Float c) { return vfmsq_f32(c, a, b); }
     static void store(float *p, Float x) { vst1q_f32(p, x); }
+    static Float add(Float a, Float b) { return vaddq_f32(a, b); }
+    static Float divide(Float a, Float b) { return vdivq_f32(a, b); }
+    static Float maximum(Float a, Float b) { return vmaxq_f32(a, b); }
+    static Float rounded(Float x) { return vrndnq_f32(x); }
+    static Float power(Float f, Float n) {  // f times 2^n
+        return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(f), vshlq_n_s32(vcvtnq_s32_f32(n), 23)));
+    }
+    static Float above(Float x, Float least, Float f) {
+        return vreinterpretq_f32_u32(vandq_u32(vcgeq_f32(x, least), vreinterpretq_u32_f32(f)));
+    }
+    static Float with_sign(Float f, Float of) { return vbslq_f32(vdupq_n_u32(0x80000000), of, f); }
+    template <class L> static void add_lanes(const L *sum, float *to) {
+        const auto folded = [&](int i) {
+            return vpaddq_f32(add(sum[i].v[0], sum[i].v[2]), add(sum[i].v[1], sum[i].v[3]));
+        };
+        vst1q_f32(to, vpaddq_f32(vpaddq_f32(folded(0), folded(1)), vpaddq_f32(folded(2), folded(3))));
+    }
     static void fetch(const char *p, size_t bytes) {
         for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
     }

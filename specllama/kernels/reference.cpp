@@ -4,6 +4,8 @@
 
 #include "activations.h"
 
+#include <algorithm>
+#include <cmath>
 #include <vector>
 
 namespace specllama {
@@ -166,7 +168,79 @@ float product(int type, const void *row, const int32_t *a, int64_t values) {
     return f;
 }
 
+// e to the power of x <= 0, as attention_kernels.h computes it.
+float exp_below_zero(float x) {
+    if (!(x >= -87.0f)) return 0;
+    const float n = rintf(x * 1.44269504f);
+    float r = fmaf(-n, 0.693359375f, x), p = 1.0f / 720;
+    r = fmaf(-n, -2.12194440e-4f, r);
+    for (float c : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) p = fmaf(p, r, c);
+    int32_t bits;
+    memcpy(&bits, &p, 4);
+    return float_of((int32_t)((uint32_t)bits + ((uint32_t)(int32_t)n << 23)));
+}
+
 } // namespace
+
+void reference(const Attention &a) {
+    const auto seen = [&](int64_t stream, int64_t row, int64_t cell) {
+        return a.mask ? ((const uint16_t *)((const char *)a.mask + stream * a.mask_stream + row * a.mask_row))[cell] : (uint16_t)0;
+    };
+    const auto tree = [](float *l) {
+        for (int i = 0; i < 8; i++) l[i] += l[i + 8];
+        return ((l[0] + l[1]) + (l[2] + l[3])) + ((l[4] + l[5]) + (l[6] + l[7]));
+    };
+    const auto read = [](std::vector<float> &to, const char *from, void (*convert)(const void *, float *, int64_t)) {
+        if (convert) convert(from, to.data(), (int64_t)to.size());
+        else for (size_t i = 0; i < to.size(); i++) to[i] = half(((const uint16_t *)from)[i]);
+    };
+    for (int64_t stream = 0; stream < a.streams; stream++)
+        for (int64_t row = 0; row < a.rows; row++)
+            for (int64_t head = 0; head < a.heads; head++) {
+                const int64_t key_head = head / a.group();
+                const float *q = (const float *)a.query.at(row, head, stream);
+                std::vector<float> key((size_t)a.values), value((size_t)a.out_values), part(value.size());
+                std::vector<int64_t> list;
+                for (int64_t c = 0; c < a.cells; c++)
+                    if (seen(stream, row, c) != 0xfc00) list.push_back(c);
+                float m = 0, s = 0;
+                std::vector<float> v((size_t)a.out_values, 0.0f);
+                for (size_t first = 0; first < list.size(); first += PART) {
+                    const size_t n = std::min<size_t>(PART, list.size() - first);
+                    float p[PART], most = -INFINITY, lanes[16] = {};
+                    for (size_t c = 0; c < n; c++) {
+                        read(key, a.key.at(list[first + c], key_head, stream), a.key_floats);
+                        float l[16] = {};
+                        for (int64_t i = 0; i < a.values; i++) l[i % 16] = fmaf(q[i], key[(size_t)i], l[i % 16]);
+                        p[c] = tree(l) * a.scale;
+                        if (a.softcap != 0) {
+                            const float e = exp_below_zero(std::max(p[c], -p[c]) * -2);
+                            p[c] = a.softcap * copysignf((1 - e) / (1 + e), p[c]);
+                        }
+                        p[c] += a.slope(head) * half(seen(stream, row, list[first + c]));
+                        most = std::max(most, p[c]);
+                    }
+                    for (size_t c = 0; c < n; c++) p[c] = exp_below_zero(p[c] - most), lanes[c % 16] += p[c];
+                    const float sum = tree(lanes), next = std::max(m, most);
+                    const float here = exp_below_zero(m - next), there = exp_below_zero(most - next);
+                    std::fill(part.begin(), part.end(), 0.0f);
+                    for (size_t c = 0; c < n; c++) {
+                        read(value, a.value.at(list[first + c], key_head, stream), a.value_floats);
+                        for (size_t i = 0; i < part.size(); i++) part[i] = fmaf(p[c], value[i], part[i]);
+                    }
+                    for (size_t i = 0; i < part.size(); i++) v[i] = first == 0 ? part[i] : fmaf(part[i], there, v[i] * here);
+                    s = first == 0 ? sum : s * here + sum * there;
+                    m = first == 0 ? most : next;
+                }
+                if (a.sinks) {
+                    const float next = s == 0 ? a.sinks[head] : std::max(m, a.sinks[head]);
+                    const float here = s == 0 ? 0 : exp_below_zero(m - next);
+                    for (float &one : v) one *= here;
+                    s = s * here + exp_below_zero(a.sinks[head] - next);
+                }
+                for (size_t i = 0; i < v.size(); i++) ((float *)a.out.at(row, head, stream))[i] = v[i] * (s == 0 ? 0.0f : 1.0f / s);
+            }
+}
 
 void reference(int type, const void *weights, int64_t values, int64_t rows, const float *x, int64_t n, float *y) {
     const TypeFacts &t = *facts(type);

@@ -15,6 +15,7 @@ template <class I> auto half_bytes(const packed::Vector (&q)[4], int t, int at) 
 } // namespace specllama
 
 #include "activations.h"
+#include "attention_kernels.h"
 #include "blocks32.h"
 #include "floats.h"
 #include "k_quants.h"
@@ -22,6 +23,7 @@ template <class I> auto half_bytes(const packed::Vector (&q)[4], int t, int at) 
 namespace specllama {
 
 template <class I> struct Table {
+    static constexpr AttentionKernels attention = attention_of<I>();
     Kernels k{};
     template <template <class> class V> constexpr void add_k(int type) {
         using W = V<I>;
@@ -43,6 +45,7 @@ template <class I> struct Table {
     }
     constexpr explicit Table(const char *name, bool (*runs_here)()) {
         k.name = name, k.runs_here = runs_here, k.widest = I::widest;
+        k.attention = &attention;
         add_floats<F32>(), add_floats<F16>(), add_floats<BF16>();
         add_32<Q4_0_Values>(Q4_0), add_32<Q4_1_Values>(Q4_1), add_32<Q5_0_Values>(Q5_0), add_32<Q5_1_Values>(Q5_1);
         add_32<Q8_0_Values>(Q8_0), add_32<IQ4_NL_Values>(IQ4_NL), add_32<MXFP4_Values>(MXFP4);

@@ -26,7 +26,7 @@ FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
 )
-PLAIN = ("door", "product", "pack", "reference")
+PLAIN = ("door", "product", "attention", "pack", "reference")
 SETS = {
     "x86_64": {
         "avx2": "-mavx2 -mfma -mf16c",

@@ -37,7 +37,7 @@ def made(folder: Path, name: str, *flags: str, change: tuple[str, str, str] | No
     source, unit, program = (folder if change else SOURCES), UNIT[name], folder / "bits"
     quick = [*COMPILER, *build.FLAGS, "-O1", "-I", str(source), *flags]
     objects = []
-    for file in ("product", "pack", "reference", "all", unit):
+    for file in ("product", "attention", "pack", "reference", "all", unit):
         objects.append(str(folder / f"{file}.o"))
         more = build.SETS[MACHINE][unit].split() if file == unit else [f"-DHAVE_{unit.upper()}"]
         command = [*quick, *more, "-c", str(source / f"{file}.cpp"), "-o", objects[-1]]
@@ -76,12 +76,26 @@ def test_threads_do_not_race(tmp_path: Path) -> None:
 
 # what a mistake would be: each must be seen
 MISTAKES = {
-    "a wrong scale": ("pack.cpp", "put_bytes(o.scale[j], s & 15)", "put_bytes(o.scale[j ^ 1], s & 15)"),
+    "a wrong scale": (
+        "pack.cpp",
+        "put_bytes(o.scale[j], s & 15)",
+        "put_bytes(o.scale[j ^ 1], s & 15)",
+    ),
     "a dropped block": ("k_quants.h", "i < blocks; i++, w++", "i + 1 < blocks; i++, w++"),
     "another order": (
         "blocks32.h",
         "f[k] = I::fma(I::to_float(sum[k]), I::times(d, dy), f[k]);",
         "f[k] = I::fma(d, I::times(I::to_float(sum[k]), dy), f[k]);",
+    ),
+    "another order of parts": (
+        "attention.cpp",
+        "for (int64_t p = 0; p < b.parts(); p++) {",
+        "for (int64_t p = b.parts(); p-- > 0;) {",
+    ),
+    "a neighbour's cells": (
+        "attention.cpp",
+        "return same[r] >= p * PART + of_part(r - 1, p);",
+        "return of_part(r, p) >= of_part(r - 1, p);",
     ),
     "a sum that overflows": ("avx2.cpp", "(2 * 127 * most) < 8", "(127 * most) < 8"),
 }
