@@ -15,7 +15,7 @@ from textual.widgets._toast import ToastRack
 from specllama.text import whole
 from specllama.tui.screens.sessions_screen import SessionsScreen
 from specllama.tui.state import Preferences
-from specllama.tui.widgets.growing import parser
+from specllama.tui.widgets.markdown_parser import parser
 from specllama.tui.widgets.message import AssistantMessage, UserMessage
 
 LONG = " ".join(f"word{i}" for i in range(120))

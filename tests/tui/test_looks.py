@@ -17,7 +17,7 @@ from specllama.tui.screens.help_screen import HelpScreen
 from specllama.tui.screens.sessions_screen import age, date, heading, moment
 from specllama.tui.state import Preferences
 from specllama.tui.themes import DARK, LIGHT
-from specllama.tui.widgets.growing import PlainGuard, code_blocks
+from specllama.tui.widgets.markdown_parser import PlainGuard, code_blocks
 
 
 @pytest.mark.parametrize("name", sorted({**BUILTIN_THEMES, DARK.name: DARK, LIGHT.name: LIGHT}))

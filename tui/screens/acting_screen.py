@@ -12,7 +12,7 @@ from specllama.errors import UsageError
 from specllama.events import Event
 from specllama.replies import attach
 from specllama.tui.screens.turn_screen import EDITED, TurnScreen
-from specllama.tui.widgets.growing import code_blocks
+from specllama.tui.widgets.markdown_parser import code_blocks
 from specllama.tui.widgets.message import AssistantMessage, UserMessage
 
 USUAL_DRAFTING = {"speculate": True, "proposer": "auto", "window": "auto", "draft_max": None}

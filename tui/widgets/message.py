@@ -21,8 +21,8 @@ from specllama.text import WordCount, number_of, sanitize, sanitize_line
 from specllama.tui import keymap
 from specllama.tui.record import Record
 from specllama.tui.widgets.drafted import DraftedView
-from specllama.tui.widgets.growing import GrowingMarkdown, PlainGuard, parser
 from specllama.tui.widgets.inked import Inked, flow
+from specllama.tui.widgets.markdown_parser import PlainGuard, parser
 
 FOLD_CHARS = 3000
 CHUNK_CHARS = 4000
@@ -222,7 +222,7 @@ class AssistantMessage(MessageView):
         self._thought = self._box = None
         # Markdown must start empty: a widget made with text and then appended to garbles an
         # open code fence.
-        self._markdown = GrowingMarkdown(parser_factory=parser, open_links=False)
+        self._markdown = Markdown(parser_factory=parser, open_links=False)
         await body.mount(self._markdown)
         await self._think(self.reasoning)
         await self._put(self.text)
