@@ -7,21 +7,21 @@ risks much of what may be lost is worth less (``budget.growth``).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from operator import mul
 
 import numpy as np
 
-from specllama.arrays import FloatArray
 from specllama.events import NO_GUESS, RoundDone
 from specllama.speculative.budget import Bid, growth
 from specllama.speculative.effects import Offer
 from specllama.speculative.policy.constants import AHEAD, BEHIND, EPSILON, MEAN, MEMORY, RECENT
-from specllama.speculative.policy.costs import Costs, CostTable
+from specllama.speculative.policy.costs import Costs
 from specllama.speculative.policy.learned import (
     Acceptance,
     Learned,
+    Spread,
     Trial,
     draft_features,
     match_features,
@@ -30,6 +30,7 @@ from specllama.speculative.policy.ledger import Ledger
 from specllama.speculative.types import Booking, Draft, DraftJudge, Guess
 
 _COUNT = np.arange(AHEAD)
+_SURE = np.ones(1)
 
 
 @dataclass
@@ -56,27 +57,106 @@ class Text:
         self.others = others
 
 
-def affordable(text: Text, target: CostTable, most: int, covers: float) -> int:
-    """Return how many guesses, ``most`` at most, risk no more than ``covers`` plain steps of all
-    whose pass it is."""
-    all_, depth = 1 + text.others, text.depth
-    one = target.ms(all_, depth)
-    may = one + covers * one / all_
-    return next((n for n in range(most, 0, -1) if target.most(n + all_, depth) <= may), 0)
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Costs, and the balance that pays for them, when a round opens. Times in milliseconds.
+
+    Attributes:
+        passes: of 0, 1, ... rows of its own, where each of the others has as many: a row that is
+            dear alone can be cheap where all take one.
+        worst: cost of 0, 1, ... guesses at most, beyond a plain step.
+        step: the first draft step. next: each behind it.
+        rate: tokens that a millisecond gives.
+        stake: loss that may be risked. balance: the same in tokens, of all whose pass it is.
+    """
+
+    passes: Sequence[float]
+    worst: Sequence[float]
+    step: float
+    next: float
+    rate: float
+    stake: float
+    balance: float
+
+    @property
+    def one(self) -> float:
+        return self.passes[1]
+
+    @property
+    def longest(self) -> int:
+        """The most guesses that risk no more than the stake."""
+        return max((n for n, ms in enumerate(self.worst) if ms <= self.stake), default=0)
+
+    def row(self, guesses: int) -> float:
+        """Return the cost of the row behind that many guesses."""
+        return self.passes[guesses + 2] - self.passes[guesses + 1]
+
+
+@dataclass(slots=True)
+class SoFar:
+    """The guesses of a round that go, so far.
+
+    Attributes:
+        reached: probability that the target comes to guess 1, 2, ... of the drafted path, and
+            behind it.
+        beside: rows off that path.
+        expected: tokens. spent: milliseconds of draft passes.
+    """
+
+    reached: list[float] = field(default_factory=lambda: [1.0])
+    beside: int = 0
+    expected: float = 1.0
+    spent: float = 0.0
+
+    @property
+    def n(self) -> int:
+        return self.beside + len(self.reached) - 1
+
+    def fits(self, prices: Prices, further: float = 0.0) -> bool:
+        """True if one more guess, and ``further`` ms for it, risk no more than the stake."""
+        if self.n + 1 >= len(prices.worst):
+            return False
+        return self.spent + further + prices.worst[self.n + 1] <= prices.stake
+
+
+def further_guesses(
+    prices: Prices, so_far: SoFar, mean: float, spread: Spread, step: float = 0.0
+) -> tuple[float, float]:
+    """Return (tokens gained over stopping now, acceptance from which on the next guess goes).
+
+    Args:
+        mean: acceptance of the guesses behind the next one.
+        spread: acceptances that the next one has, or may show when it has been seen.
+        step: milliseconds until it has been seen. The gain is that of deciding then.
+    """
+    reached, depth, rows = so_far.reached, len(so_far.reached) - 1, so_far.n + 1
+    v = np.array(prices.passes[rows : rows + min(len(prices.worst) - rows, AHEAD) + 1])
+    took = so_far.spent + step + (v - prices.one)
+    took[1:] += prices.next * _COUNT[: len(took) - 1]  # the first is that of stopping here
+    if took[-1] > prices.stake:
+        took = took[: max(int(np.argmax(took > prices.stake)), 1)]
+    more = _COUNT[: len(took) - 1]
+    survival = [*reached[1:], *(reached[-1] * mean**more)]
+    worth = growth(survival, prices.rate * took, prices.balance)[:, depth:]
+    # each length gains its slope times the acceptance, less its price
+    slopes, least = worth[more + 1, more + 1] - worth[1:, 0], worth[0, 0] - worth[1:, 0]
+    acceptance, weights = spread
+    gains = (acceptance[:, None] * slopes - least).max(axis=1, initial=0.0)
+    need = min((p / s for s, p in zip(slopes, least, strict=True) if s > 0.0), default=1.0)
+    return float(weights @ gains), need
 
 
 class Weighing(DraftJudge):
-    """The answers of one round; born when it opens, and gone when it is over. Times in
-    milliseconds.
+    """The answers of one round; born when it opens, and gone when it is over.
 
     Args:
         booking: who drafts.
-        most: guesses at most. longest: of these, see ``affordable``.
+        most: guesses at most.
         peek: decisions may look at drawn tokens.
         clock: seconds.
 
     Attributes:
-        one: of a plain step. due: expected of the draft passes.
+        due: expected of the draft passes. Milliseconds.
         drafting: guesses of the paying source, None if it stayed out.
     """
 
@@ -89,114 +169,88 @@ class Weighing(DraftJudge):
         ledger: Ledger,
         booking: Booking,
         most: int,
-        longest: int,
         *,
         peek: bool,
         clock: Callable[[], float],
     ) -> None:
         self._text, self._ledger, self._booking = text, ledger, booking
-        self._target, self._draft = target, draft = costs.target, costs.steps(booking)
-        self._most, self.longest, self._peek, self._clock = most, longest, peek, clock
-        assert target.level is not None
-        draft.guess(target.level * costs.draft_share)
-        all_ = 1 + text.others
-        # by rows of its own, where each of the others has as many: a row that is dear alone can be
-        # cheap where all take one
-        self._v = [0.0, *self._passes((most + 1) * all_)[all_::all_]]
-        self.one = self._v[1]
-        # of the first draft step, and of each behind it
-        self._step = draft.ms(all_, text.depth)
-        self._next = 0.0 if booking.at_once else self._step
-        tokens, steps = text.learned.pace
-        self._rate = max(tokens / steps, 1.0) / self.one  # tokens that a millisecond gives
-        # what may be lost: as many conversations as now may lose it, which share one balance, but
-        # their guesses do not fail together
-        self._stake = ledger.covers(booking.payer) * self.one / all_
-        self._balance = max(self._rate * self._stake * all_, EPSILON)  # in tokens
+        self._target, self._draft = costs.target, costs.steps(booking)
+        self._peek, self._clock = peek, clock
+        assert costs.target.level is not None
+        self._draft.guess(costs.target.level * costs.draft_share)
+        self.prices, self.so_far = self._prices(most), SoFar()
         self._seen: list[Trial] = []  # all guesses that were seen
         self._copies: list[Trial] = []
         self.drafting: Trial | None = None  # by the paying source
         self._sending: Trial | None = None  # the copy that goes
-        self._reached = [1.0]  # probability that the target comes to guess 1, 2, ... and behind
-        self._n = self._beside = 0  # rows of guesses; of them, off the path of the drafted ones
-        self._expected = 1.0
         self._rows = 1  # of the draft pass that runs
         self._since: float | None = None  # when it began
-        self._spent = self.due = 0.0  # by draft passes, and what was expected
+        self.due = 0.0
         self._exploring = False
         self._why = ""
+
+    def _prices(self, most: int) -> Prices:
+        all_, depth, one = self._all, self._text.depth, self._target.ms(self._all, self._text.depth)
+        step = self._draft.ms(all_, depth)
+        tokens, steps = self._text.learned.pace
+        rate = max(tokens / steps, 1.0) / one
+        # as many conversations as now may lose it, which share one balance, but their guesses do
+        # not fail together
+        stake = self._ledger.covers(self._booking.payer) * one / all_
+        return Prices(
+            passes=[0.0, *self._passes((most + 1) * all_)[all_::all_]],
+            worst=[self._target.most(n + all_, depth) - one for n in range(most + 1)],
+            step=step,
+            next=0.0 if self._booking.at_once else step,
+            rate=rate,
+            stake=stake,
+            balance=max(rate * stake * all_, EPSILON),
+        )
+
+    @property
+    def _all(self) -> int:
+        """Count the conversations whose pass it is."""
+        return 1 + self._text.others
 
     def _passes(self, rows: int) -> list[float]:
         """Return the milliseconds of passes of 0, 1, ... rows."""
         return self._target.upto(rows, self._text.depth)
 
-    def _fits(self, guesses: int, further: float = 0.0) -> bool:
-        """True if N guesses, and ``further`` ms for them, risk no more than the stake."""
-        if guesses > self._most:
-            return False
-        rows = guesses + 1 + self._text.others
-        worst = self._target.most(rows, self._text.depth) - self.one
-        return self._spent + further + worst <= self._stake
-
-    # -- what a further guess gains --
-
-    def _lines(self, mean: float, spent: float, stake: float) -> tuple[FloatArray, FloatArray]:
-        """Return the gain of 1, 2, ... further guesses over stopping now: ``slopes * a - prices``
-        tokens.
-
-        ``a`` is the acceptance of the next guess; guesses after it use the mean acceptance.
-
-        Args:
-            spent: drafting when the next guess has been seen. stake: may be lost.
-        """
-        reached, depth = self._reached, len(self._reached) - 1
-        rows = self._beside + len(reached)
-        v = np.array(self._v[rows : rows + min(self._most - rows + 1, AHEAD) + 1])
-        took = spent + (v - self.one)
-        took[1:] += self._next * _COUNT[: len(took) - 1]  # the first is that of stopping here
-        if took[-1] > stake:
-            took = took[: max(int(np.argmax(took > stake)), 1)]
-        more, here = _COUNT[: len(took) - 1], reached[-1]
-        survival = [*reached[1:], *(here * mean**more)]
-        worth = growth(survival, self._rate * took, self._balance)[:, depth:]
-        return worth[more + 1, more + 1] - worth[1:, 0], worth[0, 0] - worth[1:, 0]
-
-    def _look(self, source: Acceptance, spent: float, stake: float) -> float:
-        """Return the tokens gained by seeing the next guess before deciding, without its step."""
-        slopes, prices = self._lines(source.mean, spent, stake)
-        acceptance, weights = source.spread()
-        gains = acceptance[:, None] * slopes - prices
-        return float(weights @ gains.max(axis=1, initial=0.0))
-
     # -- what asking the paying source promises --
 
-    def _promise(self, source: Acceptance, read: int, stake: float) -> tuple[float, float]:
+    def _look(self, source: Acceptance, step: float, prices: Prices | None = None) -> float:
+        """Return the tokens gained by seeing the next guess, without its step."""
+        prices, spread = prices or self.prices, source.spread()
+        return further_guesses(prices, self.so_far, source.mean, spread, step)[0]
+
+    def _promise(self, source: Acceptance, read: int, prices: Prices) -> tuple[float, float]:
         """Return (ms that asking the paying source gains in a round, rounds that are left), if it
         reads ``read`` tokens first."""
-        gained = self._look(source, self._step, stake) / self._rate - self._step
+        step = prices.step
+        gained = self._look(source, step, prices) / prices.rate - step
         left = min(self._text.left, 2 * MEMORY) * (1.0 - MEAN)
         # where a look does not pay its step it will not be repeated
         rounds = max(left, 1.0) if gained > 0.0 else 1.0
         # nobody shares what is read, and all who share a pass wait for it
-        waits = max(self._draft.ms(read, self._text.depth) - self._step, 0.0)
-        return gained - (1 + self._text.others) * waits / rounds, rounds
+        waits = max(self._draft.ms(read, self._text.depth) - step, 0.0)
+        return gained - self._all * waits / rounds, rounds
 
     def model_gain(self) -> float:
         """Return the milliseconds that asking the paying source should gain in this round."""
-        source = self._text.learned.sources.get(self._booking.payer)
-        return self._promise(source, max(self._text.lag, 1), self._stake)[0] if source else 0.0
+        source, lag = self._text.learned.sources.get(self._booking.payer), max(self._text.lag, 1)
+        return self._promise(source, lag, self.prices)[0] if source else 0.0
 
     # -- the answers --
 
     def read(self, source: str, tokens: int) -> int:
         if not source:
             return self._scouts(tokens)
-        text, n = self._text, self._n
+        text, so_far = self._text, self.so_far
         trial = Trial(text.learned.source(source, "draft"))
         if self._sending:  # a copy goes: a branch beside it pays where its first guess fails
-            self._reached, self._beside = [1.0 - self._sending.survival[0]], n
+            so_far.reached = [1.0 - self._sending.survival[0]]
         text.lag = tokens
-        rows = self._readable(trial.state, tokens) if n < self._most else 0
+        rows = self._readable(trial.state, tokens) if so_far.n + 1 < len(self.prices.worst) else 0
         if not rows:
             self.drafting, self._exploring = None, False
             return 0
@@ -212,16 +266,17 @@ class Weighing(DraftJudge):
 
         What reading leaves of a balance has to pay for a guess: the others' gains fill it up.
         """
-        draft, one, depth, n = self._draft, self.one, self._text.depth, self._n
-        rest, full, row = self._v[n + 2] - one, BEHIND * one, self._v[n + 2] - self._v[n + 1]
-        gained, rounds = self._promise(source, draft.within(lag, full - rest, depth), full)
+        draft, prices, depth, n = self._draft, self.prices, self._text.depth, self.so_far.n
+        one, row = prices.one, prices.row(n)
+        rest, full = prices.passes[n + 2] - one, replace(prices, stake=BEHIND * one)
+        gained, rounds = self._promise(source, draft.within(lag, full.stake - rest, depth), full)
         if gained <= 0.0:
             blind = 0.0 if self._peek else row  # see ``take``
             if n or blind - rounds * gained > self._ledger.balance(self._booking.payer) * one:
                 self._why = f"drafting would not pay: {self._dear(source, row)}"
                 return 0
             self._exploring = True
-        least, read = min(lag, RECENT), draft.within(lag, self._stake - rest, depth)
+        least, read = min(lag, RECENT), draft.within(lag, prices.stake - rest, depth)
         if read < least:
             need = (draft.ms(least, depth) + rest) / one
             dear = f"catching up would cost up to {need:.1f} steps, more than the budget"
@@ -235,10 +290,11 @@ class Weighing(DraftJudge):
         Args:
             row: milliseconds of a further row of the pass.
         """
-        cost = (self._step + row) * self._rate
+        prices = self.prices
+        cost = (prices.step + row) * prices.rate
         if source.mean <= cost:
             return f"a guess takes the time of {cost:.2f} tokens and brings {source.mean:.2f}"
-        if self._look(source, self._step, self._stake) > self._step * self._rate:
+        if self._look(source, prices.step) > prices.step * prices.rate:
             return "reading the text first would take longer than guesses save"
         return "a refused guess may cost more than can be risked now"
 
@@ -247,8 +303,8 @@ class Weighing(DraftJudge):
         ledger, target, payer = self._ledger, self._target, self._booking.payer
         trusted = self._text.learned.gained(self._booking.method).value > 0.0
         balance = ledger.covers(payer) if trusted else ledger.balance(payer)
-        cost, least = (target.most if trusted else target.ms), 1 + self._text.others
-        within = self.one * (1.0 + balance)
+        cost, least = (target.most if trusted else target.ms), self._all
+        within = self.prices.one * (1.0 + balance)
         fit = (n for n in range(1, rows + 1) if cost(n + least, self._text.depth) <= within)
         return max(fit, default=0)
 
@@ -260,18 +316,17 @@ class Weighing(DraftJudge):
         features = draft_features(confidence, lead if self._peek else None)
         a = trial.state.predict(features)
         trial.state.look(features, lesson=token is not None)
-        need = 1.0  # acceptance from which on it goes
-        if self._fits(self._n + 1):
-            slopes, prices = self._lines(trial.state.mean, self._spent, self._stake)
-            need = min((p / s for s, p in zip(slopes, prices, strict=True) if s > 0.0), default=1.0)
-            if self._exploring and token is None and not self._n:
-                need = 0.0  # what may not be looked at teaches nothing unless it is sent
-        if wanted := a > need:
-            self._reached.append(self._reached[-1] * a)
-            self._expected += self._reached[-1]
+        so_far, gain, need = self.so_far, 0.0, 1.0
+        if so_far.fits(self.prices):
+            surely = np.array([a]), _SURE
+            gain, need = further_guesses(self.prices, so_far, trial.state.mean, surely)
+            if self._exploring and token is None and not so_far.n:
+                gain = 1.0  # what may not be looked at teaches nothing unless it is sent
+        if wanted := gain > 0.0:
+            so_far.reached.append(so_far.reached[-1] * a)
+            so_far.expected += so_far.reached[-1]
             trial.sent += 1
-            self._n += 1
-        elif not self._n:
+        elif not so_far.n:
             unsure = f"unsure: {a:.0%} likely, {min(need, 1.0):.0%} needed"
             self._why = "probing" if self._exploring else unsure
         if wanted or token is not None:
@@ -284,19 +339,19 @@ class Weighing(DraftJudge):
             return True
         if not rows:
             self._ran()
-        source, price = self.drafting.state, self._next
+        source, prices, price = self.drafting.state, self.prices, self.prices.next
         if price and likely is not None:
             depth = self._text.depth
             price = self._draft.ms(rows + 1, depth) - self._draft.ms(rows, depth)
-        if not self._fits(self._n + 1, price):
+        if not self.so_far.fits(prices, price):
             return False
         if likely is None:
-            worth = self._look(source, self._spent + price, self._stake)
+            worth = self._look(source, price)
         else:
             worth = likely * float(np.dot(*source.spread()))
-        if worth <= self._rate * price:
+        if worth <= prices.rate * price:
             return False
-        self._rows = rows + 1 if self._next else 0
+        self._rows = rows + 1 if prices.next else 0
         if not rows:
             self._since = self._clock()
         return True
@@ -306,7 +361,7 @@ class Weighing(DraftJudge):
         if self._since is None:
             return
         ms, self._since = (self._clock() - self._since) * 1e3, None
-        self._spent += ms
+        self.so_far.spent += ms
         if not self._rows:
             self.due += ms
             return
@@ -315,28 +370,28 @@ class Weighing(DraftJudge):
             self._draft.observe(self._rows, ms, self._text.depth)
 
     def row(self, likely: float, *, keep: bool = True) -> bool:
-        n, v = self._n, self._v
-        if not (self._fits(n + 1) and likely > self._rate * (v[n + 2] - v[n + 1])):
+        so_far, prices = self.so_far, self.prices
+        if not (so_far.fits(prices) and likely > prices.rate * prices.row(so_far.n)):
             return False
         if keep:
-            self._n += 1
-            self._beside += 1
-            self._expected += likely
+            so_far.beside += 1
+            so_far.expected += likely
         return True
 
     def pick(self, guesses: Sequence[Guess]) -> tuple[int, int]:
         again = self._copies  # the paying source had its turn
         copies = self._copies = again or [self._weigh(guess) for guess in guesses]
-        balance = max(self._balance - self._rate * self._spent * (1 + self._text.others), EPSILON)
-        costs = self._rate * (np.array(self._v[1 : self.longest + 2]) - self.one)
+        prices, spent = self.prices, self.so_far.spent
+        balance = max(prices.balance - prices.rate * spent * self._all, EPSILON)
+        costs = prices.rate * (np.array(prices.passes[1 : prices.longest + 2]) - prices.one)
         which, length, best = 0, 0, 0.0
         for i, copy in enumerate(copies):
-            survival = copy.survival[: self.longest]
+            survival = copy.survival[: prices.longest]
             worth = growth(survival, costs[: len(survival) + 1], balance).diagonal()
             n = int(worth.argmax())
-            if worth[n] > best and self._fits(n):
+            if worth[n] > best and spent + prices.worst[n] <= prices.stake:
                 which, length, best = i, n, float(worth[n])
-        if length and not again and best < self.model_gain() * self._rate:
+        if length and not again and best < self.model_gain() * prices.rate:
             length = 0
             self._why = "the draft model promises more than repeated text"
         elif not length:
@@ -346,8 +401,8 @@ class Weighing(DraftJudge):
             return which, 0
         self._sending = copy = copies[which]
         self._exploring = False
-        copy.sent = self._n = length
-        self._expected = 1.0 + sum(copy.survival[:length])
+        copy.sent = self.so_far.beside = length
+        self.so_far.expected = 1.0 + sum(copy.survival[:length])
         return which, length
 
     def weighed(self, draft: Draft) -> Draft:
@@ -371,13 +426,13 @@ class Weighing(DraftJudge):
 
     def bid(self, offer: Offer) -> Bid:
         """Return the decision for a conversation alone, as far as a cut may depend on it."""
-        reached = self._sending.survival[: offer.size] if self._sending else self._reached[1:]
+        reached = self._sending.survival[: offer.size] if self._sending else self.so_far.reached[1:]
         if not self._peek and self.drafting:
             mean = self.drafting.state.mean
             reached = [mean**i for i in range(1, offer.size + 1)]
         if len(reached) != offer.size:  # branches, or room for more than was drafted
             reached = sorted(offer.survival, reverse=True)
-        return Bid(reached, self._rate, self._balance, self._passes)
+        return Bid(reached, self.prices.rate, self.prices.balance, self._passes)
 
     # -- after the round --
 
@@ -393,9 +448,10 @@ class Weighing(DraftJudge):
             return self._why or NO_GUESS
         if self._exploring or not self._seen:
             return "probing" if self._exploring else "drafting"
-        steps = (self._spent + self._v[min(n + 1, len(self._v) - 1)]) / self.one
+        passes, one = self.prices.passes, self.prices.one
+        steps = (self.so_far.spent + passes[min(n + 1, len(passes) - 1)]) / one
         took = f"in the time of {max(steps, 1.0):.1f} steps"
-        return f"{self._expected:.1f} tokens expected {took}"
+        return f"{self.so_far.expected:.1f} tokens expected {took}"
 
     @property
     def explores(self) -> bool:

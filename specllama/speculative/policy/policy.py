@@ -14,7 +14,7 @@ from specllama.speculative.effects import Offer
 from specllama.speculative.policy.baseline import PlainSteps
 from specllama.speculative.policy.constants import BEHIND, OUTLIER
 from specllama.speculative.policy.costs import Costs
-from specllama.speculative.policy.draft_length import Text, Weighing, affordable
+from specllama.speculative.policy.draft_length import Text, Weighing
 from specllama.speculative.policy.learned import Learned
 from specllama.speculative.policy.ledger import Ledger
 from specllama.speculative.types import Booking
@@ -93,10 +93,10 @@ class Policy(Window):
         poor = now[0] > self._ledger.balance(payer)
         if poor and now == self._refused:  # nothing was looked at since, and more is unread
             return Plan(0, POOR)
-        if not (longest := affordable(text, target, most, self._ledger.covers(payer))):
+        weighing = self._weigh(self._booking, most)
+        if not (longest := weighing.prices.longest):
             return Plan(0, "drafting is over its budget; plain decoding until it recovers")
-        weighing = self._weigh(self._booking, most, longest)
-        if poor and weighing.model_gain() < now[0] * weighing.one:
+        if poor and weighing.model_gain() < now[0] * weighing.prices.one:
             self._refused = now
             return Plan(0, POOR)
         self._weighing = weighing

@@ -104,7 +104,7 @@ def test_what_depends_on_the_drawn_token(peek: bool) -> None:
         judge = w.plan(8).judge
         assert isinstance(judge, Weighing)
         assert judge.read("draft", 1) == 1
-        answers.add((judge.take(0.55, lead, token), judge._reached[-1]))
+        answers.add((judge.take(0.55, lead, token), judge.so_far.reached[-1]))
     assert len(answers) == (2 if peek else 1)  # without a lead: as without a margin
 
 
