@@ -30,7 +30,6 @@ from specllama.speculative.policy.ledger import Ledger
 from specllama.speculative.types import Booking, Draft, DraftJudge, Guess
 
 _COUNT = np.arange(AHEAD)
-_SURE = np.ones(1)
 
 
 @dataclass
@@ -88,7 +87,7 @@ class Prices:
         return max((n for n, ms in enumerate(self.worst) if ms <= self.stake), default=0)
 
     def row(self, guesses: int) -> float:
-        """Return the cost of the row behind that many guesses."""
+        """Return the cost of the row behind N guesses."""
         return self.passes[guesses + 2] - self.passes[guesses + 1]
 
 
@@ -318,7 +317,7 @@ class Weighing(DraftJudge):
         trial.state.look(features, lesson=token is not None)
         so_far, gain, need = self.so_far, 0.0, 1.0
         if so_far.fits(self.prices):
-            surely = np.array([a]), _SURE
+            surely = np.array([a]), np.array([1.0])
             gain, need = further_guesses(self.prices, so_far, trial.state.mean, surely)
             if self._exploring and token is None and not so_far.n:
                 gain = 1.0  # what may not be looked at teaches nothing unless it is sent
