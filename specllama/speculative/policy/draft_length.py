@@ -87,7 +87,7 @@ class Prices:
         return max((n for n, ms in enumerate(self.worst) if ms <= self.stake), default=0)
 
     def row(self, guesses: int) -> float:
-        """Return the cost of the row behind N guesses."""
+        """Return the cost of a further row after N guesses."""
         return self.passes[guesses + 2] - self.passes[guesses + 1]
 
 
