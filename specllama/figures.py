@@ -162,6 +162,10 @@ class Figures(GuessShares):
         """Milliseconds of each token after the first."""
         return share(1e3, self.tok_per_s)
 
+    def by_token(self, ms: float) -> float | None:
+        """Divide a part of the time behind the first token among the tokens there."""
+        return share(ms, (self.tokens or 0) - self.replies)
+
     @property
     def kept_words(self) -> str:
         """The number of kept guesses, for people; "–" if unknown."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from specllama.rates import share
+from specllama.rates import Kept, share
 
 Json = dict[str, Any]
 
@@ -53,7 +53,7 @@ class Drafted:
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
+class Counters(Kept):
     """A server's counts since it was started, for all clients.
 
     Attributes:
@@ -82,20 +82,30 @@ class Counters:
 
         None where that is not sure: another request was served, or the server does not count.
         """
-        if not (before.idle and self.idle) or self.drafted is None or self.accepted is None:
-            return None
-        if self.generated is None or self.generated - (before.generated or 0) != tokens:
+        one = self.grown(before)
+        if not (before.idle and self.idle) or one.generated is None or one.generated != tokens:
             return None
         zeros = (0,) * (len(self.accepted_at) - len(before.accepted_at))
         at = tuple(b - a for a, b in zip((*before.accepted_at, *zeros), self.accepted_at,
                                          strict=False))  # fmt: skip
-        drafted = self.drafted - (before.drafted or 0)
-        accepted = self.accepted - (before.accepted or 0)
-        rounds = None if self.drafts is None else self.drafts - (before.drafts or 0)
-        each = None if (kept := share(accepted, rounds)) is None else 1 + kept
-        if min(drafted, accepted, drafted - accepted, *at) < 0:
-            return None  # it was started anew
-        return Drafted(drafted, accepted, per_round=each, accepted_at=at)
+        if one.rejected is None or min(one.rejected, *at) < 0:
+            return None  # it was started anew, or does not tell
+        return Drafted(one.drafted, one.accepted, per_round=one.per_draft, accepted_at=at)
+
+    def grown(self, before: Counters) -> Counters:
+        """Return the counts between ``before`` and now; None where one is not known, or fell: the
+        server was started anew."""
+        more: dict[str, int | None] = {}
+        for name in ("drafts", "drafted", "accepted", "generated"):
+            then, now = getattr(before, name) or 0, getattr(self, name)
+            more[name] = None if now is None or now < then else now - then
+        return replace(self, **more)  # type: ignore[arg-type]
+
+    @property
+    def per_draft(self) -> float | None:
+        """Tokens of a pass that checked a draft."""
+        kept = share(self.accepted, self.drafts)
+        return None if kept is None else 1 + kept
 
 
 def whole(value: object) -> int | None:

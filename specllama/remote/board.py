@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Any, Protocol
 
-from specllama.rates import share
+from specllama.rates import Kept, share
 from specllama.remote.answers import Counters
 from specllama.text import figure, sanitize_line, size
 
@@ -35,7 +35,7 @@ _LEAST = 8  # lanes that are kept, however few the server has
 
 
 @dataclass(slots=True)
-class WatchedLane:
+class WatchedLane(Kept):
     """One conversation, as far as its rounds were seen."""
 
     proposer: str = ""
@@ -56,7 +56,7 @@ class WatchedLane:
             f"{self.proposer} {self.slice}".strip(),
             str(self.tokens),
             figure(share(self.tokens, self.seconds), ".1f", unknown="-"),
-            figure(share(self.accepted, self.drafted), ".0%", unknown="-"),
+            figure(self.acceptance_rate, ".0%", unknown="-"),
             "-" if self.over else str(self.rows),
             figure(self.balance, ".1f", unknown="-"),
             "done" if self.over else self.why,
@@ -196,33 +196,27 @@ class Gauges(ServerWatch):
             return
         at, now = self._looks[-1]
         then_at, then = next(look for look in self._looks if look[0] >= at - _RECENT_S)
-        speed = _grown(then.generated, now.generated)
+        late = now.grown(then)
         head = f"{figure(now.running)} running, {figure(now.waiting)} waiting"
-        if speed is not None and at > then_at:
-            head += f", {speed / (at - then_at):.0f} tok/s"
+        if (speed := share(late.generated, at - then_at)) is not None:
+            head += f", {speed:.0f} tok/s"
         whole = f"{self.title}: {head}"
         yield from [whole] if len(whole) <= width else [self.title, head]
-        drafted, accepted = (_grown(getattr(then, name), getattr(now, name))
-                             for name in ("drafted", "accepted"))  # fmt: skip
-        passes = _grown(then.drafts, now.drafts)
-        lately = _kept(accepted, drafted)
-        if (more := share(accepted, passes)) is not None:
-            lately += f", {1 + more:.2f} tokens a pass that drafted"
+        lately = _kept(late)
+        if late.per_draft is not None:
+            lately += f", {late.per_draft:.2f} tokens a pass that drafted"
         elif now.per_round is not None:
             lately = f"{now.per_round:.2f} tokens a pass"
         elif now.drafted is None:
             lately = "no drafting is counted: this server does not speculate, or does not tell"
         yield f"of late: {lately}"
-        yield f"since it was started: {_kept(now.accepted, now.drafted)}"
+        yield f"since it was started: {_kept(now)}"
 
 
-def _grown(before: int | None, now: int | None) -> int | None:
-    """Return the increase; None if it is not counted, or the server was restarted."""
-    return None if now is None or now < (before or 0) else now - (before or 0)
-
-
-def _kept(accepted: int | None, drafted: int | None) -> str:
-    if accepted is None or drafted is None:
+def _kept(counts: Counters) -> str:
+    if counts.rejected is None:
         return "kept –"
-    kept = share(accepted, drafted)
-    return "no guesses" if kept is None else f"kept {kept:.0%} ({accepted} of {drafted})"
+    kept = counts.acceptance_rate
+    if kept is None:
+        return "no guesses"
+    return f"kept {kept:.0%} ({counts.accepted} of {counts.drafted})"

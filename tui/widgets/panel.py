@@ -90,14 +90,13 @@ class Drawing:
         yield Section("Kept by depth", found.kept_words, lines)
 
     def time(self, found: Figures) -> Iterator[Section]:
-        if (each := found.token_ms) is None or found.tokens is None:
+        if (each := found.token_ms) is None:
             return
         if found.engine:  # it does not tell what its time went into
             yield Section("Time for a token", duration(each))
             return
-        n, accent = found.tokens - 1, self.ink.accent
-        parts = (("draft", found.draft_ms), ("verify", found.verify_ms))
-        rows = [(name, ms / n, accent) for name, ms in (*parts, ("waiting", found.waiting_ms))]
+        parts = {"draft": found.draft_ms, "verify": found.verify_ms, "waiting": found.waiting_ms}
+        rows = [(name, found.by_token(ms) or 0.0, self.ink.accent) for name, ms in parts.items()]
         if not found.draft_ms:
             del rows[0]
         plain = found.plain_ms
