@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specllama import paths
-from specllama.cli import completion, hub_views, output
+from specllama.cli import completion, output
 from specllama.cli.diagnostics import confirm, yes_option
 from specllama.cli.listing import Column, json_option, listing, note, number, picked, show_table
 from specllama.errors import ModelUnavailable, SpecllamaError, UsageError
@@ -62,6 +62,7 @@ def _client(insecure: bool) -> Any:
 @json_option
 def search(text: str, limit: int, insecure: bool, as_json: bool) -> None:
     """Search the hub for repositories with GGUF files."""
+    from specllama.cli import hub_views
     from specllama.models import catalog
 
     hits = _client(insecure).search(text, limit=limit)
@@ -157,6 +158,7 @@ def _on_disk(ref: str) -> Path | None:
 
 
 def _show_file(path: Path, as_json: bool) -> None:
+    from specllama.cli import hub_views
     from specllama.models.gguf import read_header
     from specllama.models.summaries import summarize
 
@@ -186,6 +188,7 @@ def pull_command(
 
     The network is not used where all of them are on this machine, unless --revision is given.
     """
+    from specllama.cli import hub_views
     from specllama.models import hub_client, pull
 
     wanted = [found for ref in refs for found in pull.expand(ref, with_draft=not no_draft)]
@@ -236,6 +239,7 @@ def ls(folder: str | None, mine: bool, as_json: bool) -> None:
 
     With FOLDER, list the models below that folder instead.
     """
+    from specllama.cli import hub_views
     from specllama.models import library, refs, trimmed
     from specllama.models.judgement import list_models, without_name
 
@@ -399,6 +403,7 @@ def pairs(name: str | None, only_fitting: bool, as_json: bool) -> None:
     With NAME, show one pair with its repositories, the reason and its source.
     """
     from specllama.backend.this_machine import this_machine
+    from specllama.cli import hub_views
     from specllama.models import catalog, library
 
     machine = this_machine()

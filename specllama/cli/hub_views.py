@@ -1,40 +1,42 @@
-"""The tables of ``specllama hub``, and the steps of a pull with what they show."""
+"""The tables of ``specllama hub``, and the steps of a pull with what they show.
+
+Imported when there is something to show, so that help answers at once.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from specllama import paths
 from specllama.cli.listing import Column, context, note, number, show_facts, show_table
+from specllama.cli.progress import Bar
+from specllama.errors import SpecllamaError
+from specllama.models import catalog, library, pull, refs
+from specllama.models.catalog import CatalogPair
+from specllama.models.companions import HEADS, SIDECARS, advice, kind_of, kind_of_name
+from specllama.models.gguf import GgufHeader, read_header
+from specllama.models.hub_client import HubClient
+from specllama.models.judgement import Judgement, Listed, figure
+from specllama.models.loadable import check_loadable
+from specllama.models.nextn_blocks import nextn_blocks
+from specllama.models.summaries import FileSummary
+from specllama.signals import Interrupted
 from specllama.text import count, size
-
-if TYPE_CHECKING:
-    from specllama.models.catalog import CatalogPair
-    from specllama.models.gguf import GgufHeader
-    from specllama.models.hub_client import HubClient
-    from specllama.models.judgement import Judgement, Listed
-    from specllama.models.library import LocalModel
-    from specllama.models.pull import PullItem
-    from specllama.models.summaries import FileSummary
 
 FIT_WORDS = {"yes": "✓", "tight": "tight", "no": "–"}
 
 
 def quant_words(quants: tuple[str, ...]) -> str:
     """List the usual quants first, four at most."""
-    from specllama.models.refs import DEFAULT_QUANTS
-
-    ranked = sorted(quants, key=lambda q: (q not in DEFAULT_QUANTS, quants.index(q)))
+    ranked = sorted(quants, key=lambda q: (q not in refs.DEFAULT_QUANTS, quants.index(q)))
     return " ".join(ranked[:4]) + (f" +{len(ranked) - 4}" if len(ranked) > 4 else "")
 
 
 def show_usable(listed: Sequence[Listed]) -> None:
     """Show the models that can be run, and the drafts for them."""
-    from specllama.models.library import from_home
-
     columns = [
-        Column("model", lambda one: from_home(one.model.ref), give=True),
+        Column("model", lambda one: library.from_home(one.model.ref), give=True),
         number("params", lambda one: count(one.summary.n_params)),
         Column("quant", lambda one: one.summary.quantization),
         Column("size", _size, right=True),
@@ -59,9 +61,6 @@ def _first_draft(one: Listed) -> str:
 
 def show_header(header: GgufHeader, summary: FileSummary) -> None:
     """Show the header of one file on disk."""
-    from specllama.models.companions import HEADS, SIDECARS
-    from specllama.models.nextn_blocks import nextn_blocks
-
     kind = summary.sidecar
     facts = {
         "name": header.name,
@@ -87,14 +86,11 @@ def show_header(header: GgufHeader, summary: FileSummary) -> None:
 
 def show_sidecars(listed: Sequence[Listed]) -> None:
     """Show heads, projectors and the like, and the use of each."""
-    from specllama.models.companions import HEADS, SIDECARS
-    from specllama.models.library import from_home
-
     if not listed:
         return
     note("files that go with a model:")
     columns = [
-        Column("file", lambda one: from_home(one.model.ref), give=True),
+        Column("file", lambda one: library.from_home(one.model.ref), give=True),
         Column("what it is", lambda one: SIDECARS[one.summary.sidecar]),
         number("size", lambda one: size(one.model.bytes)),
         Column(
@@ -113,9 +109,6 @@ def _ago(when: float) -> str:
 
 def show_pairs(entries: Sequence[tuple[CatalogPair, Judgement]]) -> None:
     """Show the catalog, one line a pair."""
-    from specllama.models import library, refs
-    from specllama.models.judgement import figure
-
     here = library.scan()
 
     def is_here(pair: CatalogPair) -> bool:
@@ -137,8 +130,6 @@ def show_pairs(entries: Sequence[tuple[CatalogPair, Judgement]]) -> None:
 
 def show_pair(pair: CatalogPair, judged: Judgement) -> None:
     """Show one pair with all known facts."""
-    from specllama.models import library
-
     draft = pair.draft
     facts = {
         "why": pair.why,
@@ -157,23 +148,17 @@ def show_pair(pair: CatalogPair, judged: Judgement) -> None:
     show_facts(pair.name, pair.family, facts, style="bold")
 
 
-def _draft_words(pair: CatalogPair, here: Sequence[LocalModel]) -> str:
-    from specllama.models.companions import HEADS
-
+def _draft_words(pair: CatalogPair, here: Sequence[library.LocalModel]) -> str:
     if pair.draft is not None:
         return f"{count(pair.draft.params)} {pair.draft.hub.quant}"
     said = {kind.method: kind.says for kind in HEADS.values()}
     return said.get(method_of(pair, here), "copies of its text")
 
 
-def method_of(pair: CatalogPair, here: Sequence[LocalModel]) -> str:
+def method_of(pair: CatalogPair, here: Sequence[library.LocalModel]) -> str:
     """Return the method that drafts for a pair: that of a head which is there for its target, or
     ships under its name where that is not here, else the catalog's."""
-    from specllama import paths
     from specllama.engine.target_heads import known_heads
-    from specllama.models import refs
-    from specllama.models.companions import HEADS, kind_of, kind_of_name
-    from specllama.models.gguf import read_header
 
     target = next((one.path for one in here if refs.matches(one, pair.target.hub)), None)
     if target is None:
@@ -187,12 +172,8 @@ def method_of(pair: CatalogPair, here: Sequence[LocalModel]) -> str:
 # ---------------------------------------------------------------------- pulling
 
 
-def fetch(client: HubClient, item: PullItem) -> None:
+def fetch(client: HubClient, item: pull.PullItem) -> None:
     """Download the missing parts of one model, with a bar; show how to resume if interrupted."""
-    from specllama.cli.progress import Bar
-    from specllama.models import pull
-    from specllama.signals import Interrupted
-
     facts = [item.ref, size(item.model.bytes), item.listing.licence]
     note(", ".join(filter(None, facts)))
     note(f"  from {item.origin}")
@@ -207,13 +188,8 @@ def fetch(client: HubClient, item: PullItem) -> None:
             raise
 
 
-def check_headers(items: list[PullItem]) -> None:
+def check_headers(items: list[pull.PullItem]) -> None:
     """Read the headers of pulled files: one that cannot run is known now, not at the first chat."""
-    from specllama.errors import SpecllamaError
-    from specllama.models.companions import SIDECARS, advice, kind_of
-    from specllama.models.gguf import read_header
-    from specllama.models.loadable import check_loadable
-
     for item in items:
         try:
             header = read_header(item.path)
@@ -232,11 +208,8 @@ def check_headers(items: list[PullItem]) -> None:
         )
 
 
-def say_next_step(refs: Sequence[str], items: list[PullItem]) -> None:
+def say_next_step(refs: Sequence[str], items: list[pull.PullItem]) -> None:
     """Show the command that uses the pulled files."""
-    from specllama.models import catalog
-    from specllama.models.companions import HEADS, SIDECARS
-
     offered = {
         f"{other.sidecar} {item.listing.repo}": (item, other)
         for item in items
