@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specllama.bench.experiment import PLAIN, ask, plain_and
+from specllama.bench.experiment import PLAIN, ask_all, plain_and
 from specllama.bench.outcome import SpeedModel
+from specllama.cancel import Cancel
 from specllama.engine.engine import Engine
 from specllama.models.companions import HEADS, require_head
 from specllama.models.gguf import read_header
@@ -71,9 +72,7 @@ def payback(
     ]
     with Engine.load(target, "none", replace(options, heads=(str(head),))) as engine:
         runs = [one for prompt in prompts for one in plain_and(tuple(prompt), base, ways)]
-        for run in runs:
-            engine.reset()
-            ask(engine, run)
+        ask_all(engine, runs, Cancel())
     plain = [one.pass_ms for run in runs if run.name == PLAIN for one in run.passes]
     drafted = [one for run in runs if run.name != PLAIN for one in run.passes]
     if (model := SpeedModel.of(drafted, plain)) is None:
