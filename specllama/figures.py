@@ -163,7 +163,7 @@ class Figures(GuessShares):
         return share(1e3, self.tok_per_s)
 
     def by_token(self, ms: float) -> float | None:
-        """Divide a part of the time behind the first token among the tokens there."""
+        """Return the milliseconds of each token after the first, of a part of their time."""
         return share(ms, (self.tokens or 0) - self.replies)
 
     @property
