@@ -400,8 +400,9 @@ class Weighing(DraftJudge):
             return which, 0
         self._sending = copy = copies[which]
         self._exploring = False
-        copy.sent = self.so_far.beside = length
-        self.so_far.expected = 1.0 + sum(copy.survival[:length])
+        copy.sent = length
+        expected = 1.0 + sum(copy.survival[:length])
+        self.so_far = SoFar(beside=length, expected=expected, spent=spent)
         return which, length
 
     def weighed(self, draft: Draft) -> Draft:
