@@ -81,7 +81,9 @@ def run(library: Path, tmp_path: Path) -> Run:
             text=True,
             timeout=120,
             env={
-                **os.environ, "LLAMA_CPP_LIB_PATH": str(library), "LLAMA_DIES": dies,
+                **os.environ,
+                "LLAMA_CPP_LIB_PATH": str(library),
+                "LLAMA_DIES": dies,
                 "SPECLLAMA_KERNELS": "off",  # our own do not die of what llama.cpp's die of
             },
         )
