@@ -24,7 +24,7 @@ def main():
     for compiler, emulator, machine, unit, name in CASES:
         with tempfile.TemporaryDirectory() as folder:
             objects, flags = [], [*build.FLAGS, "-I", str(build.HERE)]
-            for file in ("product", "pack", "reference", "all", unit):
+            for file in (*build.PLAIN[1:], "all", unit):
                 more = (
                     build.SETS[machine][unit].split()
                     if file == unit

@@ -26,6 +26,7 @@ FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
 )
+# the door first: the others are built without llama.cpp, too
 PLAIN = ("door", "product", "attention", "pack", "reference")
 SETS = {
     "x86_64": {

@@ -37,7 +37,7 @@ def made(folder: Path, name: str, *flags: str, change: tuple[str, str, str] | No
     source, unit, program = (folder if change else SOURCES), UNIT[name], folder / "bits"
     quick = [*COMPILER, *build.FLAGS, "-O1", "-I", str(source), *flags]
     objects = []
-    for file in ("product", "attention", "pack", "reference", "all", unit):
+    for file in (*build.PLAIN[1:], "all", unit):
         objects.append(str(folder / f"{file}.o"))
         more = build.SETS[MACHINE][unit].split() if file == unit else [f"-DHAVE_{unit.upper()}"]
         command = [*quick, *more, "-c", str(source / f"{file}.cpp"), "-o", objects[-1]]
