@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -80,6 +80,23 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
     if request.node.get_closest_marker("e2e") and "unit" not in request.path.parts:
         shutil.copytree(request.getfixturevalue("tried"), folder)
     return folder
+
+
+@pytest.fixture
+def tried_home(home: Path, tried: Path) -> Path:
+    """The home, where other tests let processes of their own load models, too."""
+    shutil.copytree(tried, home, dirs_exist_ok=True)
+    return home
+
+
+@pytest.fixture(scope="module")
+def module_home(tried: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A home of the module's own, for what its tests share."""
+    folder = tmp_path_factory.mktemp("module") / "home"
+    shutil.copytree(tried, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECLLAMA_HOME", str(folder))
+        yield folder
 
 
 @pytest.fixture

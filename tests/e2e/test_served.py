@@ -25,13 +25,12 @@ LENGTH = 24
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPECLLAMA_HOME", str(tmp_path_factory.mktemp("home")))
-        options = EngineOptions(n_ctx=1024, threads=1, parallel=LANES)
-        measured("tiny", None, options).close()  # else nobody shares a pass
-        with serving(LoadEngine("tiny", None, options)) as running:
-            yield running
+def served(module_home: Path) -> Iterator[Serving]:
+    options = EngineOptions(n_ctx=1024, threads=1, parallel=LANES)
+    measured("tiny", None, options).close()  # else nobody shares a pass
+    with serving(LoadEngine("tiny", None, options)) as running:
+        assert running.host.info.exact_rows > 1, "measured in this home, for another process"
+        yield running
 
 
 def test_replies_under_load_are_those_of_requests_alone(served: Serving) -> None:
@@ -95,10 +94,7 @@ class NewPair(LoadEngine):
         return super().__call__(progress)
 
 
-def test_a_crowd_soon_shares_passes_and_writes_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPECLLAMA_HOME", str(tmp_path))
+def test_a_crowd_soon_shares_passes_and_writes_the_same() -> None:
     options = EngineOptions(n_ctx=1024, threads=1, parallel=LANES)
     prompts = load_prompts()[2::37][:LANES]
 

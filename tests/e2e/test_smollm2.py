@@ -39,11 +39,9 @@ WORDS = (
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def home(module_home: Path) -> Path:
     """One for the module: the file is measured once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPECLLAMA_HOME", str(folder := tmp_path_factory.mktemp("home")))
-        yield folder
+    return module_home
 
 
 @pytest.fixture(autouse=True)

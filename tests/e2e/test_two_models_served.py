@@ -26,15 +26,13 @@ NAMES = ("large", "small")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(module_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of models, for a server that has a home of its own."""
     folder = tmp_path_factory.mktemp("models")
     tiny = paths.bundled_dir()
     shutil.copy(tiny / "tiny-target-q4_0.gguf", folder / "large.gguf")
     shutil.copy(tiny / "tiny-draft-q8_0.gguf", folder / "small.gguf")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPECLLAMA_HOME", str(tmp_path_factory.mktemp("home")))
-        yield folder
+    return folder
 
 
 def opened(folder: Path, idle: str) -> Models:

@@ -205,7 +205,7 @@ def test_health_and_calls_go_on_beside_a_stuck_pass(gate: Path) -> None:
         assert server.http.get("/health").status_code == 200
         assert server.post("/tokenize", {"content": "four"}).json() == {"tokens": [4]}
         begin = time.monotonic()
-    assert time.monotonic() - begin < 15, "a stuck engine kept the server from ending"
+    assert time.monotonic() - begin < 40, "a stuck engine kept the server from ending"
 
 
 def test_a_stuck_child_is_one_readable_error(gate: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_broken_pipe_holds_nobody_up(gate: Path) -> None:
             begin = time.monotonic()
             for _ in range(50):
                 child.ask(told.append, "generate", "", "x" * 100_000, GenerateParams())
-            assert time.monotonic() - begin < 4, "asking waited for the reader"
+            assert time.monotonic() - begin < 25, "asking waited for the reader"
         finally:
             held.set()
         until(lambda: len(told) == 50)
@@ -314,7 +314,7 @@ def test_a_server_that_is_stopped_while_it_loads_says_nothing_of_it(
         waits = threading.Thread(target=asked_in_vain, args=(server.url,))
         waits.start()
         time.sleep(0.5)
-    waits.join(10)
+    waits.join(60)
     assert not waits.is_alive()
     gc.collect()
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []

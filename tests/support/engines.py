@@ -18,6 +18,7 @@ from specllama.engine.prompting import Prompting
 from specllama.engine.seating import Seats
 from specllama.engine.slot import Slot
 from specllama.interface import EngineInfo
+from specllama.models import contents
 from specllama.settings.params import EngineOptions, GenerateParams
 from specllama.speculative.drafting.drafter import Drafter
 from specllama.speculative.effects import Pass
@@ -25,7 +26,9 @@ from specllama.speculative.window import Window
 
 
 def measured(target: Any, draft: Any = None, options: EngineOptions | None = None) -> Engine:
-    """A loaded pair whose passes were compared with single steps."""
+    """A loaded pair whose passes were compared with single steps, as every process of this home
+    knows then."""
+    contents._found.clear()  # what another home's tests read is not kept in this one
     engine = Engine.load(target, draft, options)
     assert engine.measure()
     return engine

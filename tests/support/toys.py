@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -73,6 +74,12 @@ class NotTwice:
         return [((self.last + 1 + i) % 3, 0.5 if i % 2 else 1.0) for i in range(most)]
 
 
+@cache
+def _table(eog_bias: float) -> FakeTable:
+    """Return the table of all setups: it keeps the rows that it has made."""
+    return FakeTable(V, seed=5, order=2, sharpness=1.5, eog_bias=eog_bias)
+
+
 @dataclasses.dataclass
 class Setup:
     """Everything a run depends on besides the proposer."""
@@ -96,7 +103,7 @@ class Setup:
         return rule_of(self.rule, greedy=self.sampling.temperature == 0.0)
 
     def __post_init__(self) -> None:
-        self.table = FakeTable(V, seed=5, order=2, sharpness=1.5, eog_bias=self.eog_bias)
+        self.table = _table(self.eog_bias)
 
     def loop(
         self, drafter: Drafter, target: FakeContext, tokens: list[int], *, coins: Coins,

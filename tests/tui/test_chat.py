@@ -38,7 +38,7 @@ async def test_the_first_frame_does_not_wait_for_the_model_and_early_words_are_k
     start: Any,
 ) -> None:
     gate = threading.Event()
-    recipe = Recipe(ScriptedEngine(["Ready."]), gate=lambda: gate.wait(10))
+    recipe = Recipe(ScriptedEngine(["Ready."]), gate=lambda: gate.wait(60))
     async with start(recipe=recipe, wait=False) as d:
         assert "loading" in d.shown
         await d.send("Early", until=lambda: d.app.chat.queue)
@@ -484,7 +484,7 @@ async def test_a_reply_that_a_kill_cut_short_says_so(start: Any) -> None:
         store.put(session, 2, StoredMessage("user", "q2"))
         store.put(session, 3, StoredMessage("assistant", "mine", "partial"))
     gate = threading.Event()
-    recipe = Recipe(ScriptedEngine(["Ok."]), gate=lambda: gate.wait(10))
+    recipe = Recipe(ScriptedEngine(["Ok."]), gate=lambda: gate.wait(60))
     async with start(recipe=recipe, wait=False, session_id=session) as d:
         await d.until(lambda: "interrupted after 12 tokens" in d.shown)
         assert "edited: Ctrl+T continues" in d.shown

@@ -209,7 +209,7 @@ async def test_a_switch_shows_progress_and_the_conversation_goes_with_it(start: 
 
     def slowly(progress: Callable[[Event], None], /) -> ScriptedEngine:
         progress(LoadProgress("target", "other.gguf", 0.25))
-        gate.wait(20)
+        gate.wait(60)
         return new
 
     recipes = {"scripted": Recipe(ScriptedEngine(["Old."])), "other": slowly}

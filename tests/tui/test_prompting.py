@@ -168,7 +168,7 @@ async def test_a_file_is_weighed_by_the_tokenizer_not_by_its_bytes(
             return len(prompt)
 
     gate = threading.Event()
-    recipe = Recipe(Letters(["Yes."]), gate=lambda: gate.wait(10))
+    recipe = Recipe(Letters(["Yes."]), gate=lambda: gate.wait(60))
     async with start(recipe=recipe, wait=False) as d:
         n_ctx = recipe.engine.info.target.n_ctx
         (folder / "long.txt").write_text("a" * (n_ctx + 7))

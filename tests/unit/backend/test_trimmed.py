@@ -27,6 +27,8 @@ from specllama.models.pairing import require_pair
 from specllama.models.tensors import read_bytes
 from specllama.settings.params import EngineOptions
 
+pytestmark = pytest.mark.usefixtures("tried_home")  # rows are compared in a process
+
 N = 280
 WORDS = [f"word{i}" for i in range(60)]
 

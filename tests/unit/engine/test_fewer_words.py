@@ -30,6 +30,8 @@ from specllama.store.message_tree import StoredMessage
 from specllama.store.sessions import SessionStore, last_replies
 from specllama.text import size
 
+pytestmark = pytest.mark.usefixtures("tried_home")  # copies are tried in a process
+
 N = 200
 OPTIONS = EngineOptions(threads=1, n_ctx=256, kv_disk="off")
 GREEDY = GenerateParams(seed=1, max_tokens=24, ignore_eos=True, window="fixed", draft_max=3)

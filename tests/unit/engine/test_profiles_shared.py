@@ -29,10 +29,10 @@ import sys, time
 from pathlib import Path
 from specllama.engine.profiles import Profile
 from specllama.speculative.policy.learned import Mean
-path, name, replies, loss, start = Path(sys.argv[1]), sys.argv[2], *map(float, sys.argv[3:])
+path, name, replies, loss = Path(sys.argv[1]), sys.argv[2], *map(float, sys.argv[3:])
 profile = Profile(path)
-while time.time() < start:
-    time.sleep(0.001)
+print("ready", flush=True)
+sys.stdin.readline()
 kept = 0
 for n in range(int(replies)):
     profile.refresh()
@@ -47,17 +47,20 @@ sys.exit(0 if kept == replies else 1)
 
 
 def test_two_processes_lose_nothing_of_each_other(tmp_path: Path) -> None:
-    import time
-
     path = tmp_path / "profiles" / "pair.json"
-    begin = str(time.time() + 2.0)
     workers = [
         subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(path), name, str(REPLIES), str(LOSS), begin]
+            [sys.executable, "-c", WORKER, str(path), name, str(REPLIES), str(LOSS)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )
         for name in ("greedy", "warm")
-    ]
-    assert [worker.wait(60) for worker in workers] == [0, 0]
+    ]  # fmt: skip
+    for worker in workers:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "ready\n"
+    for worker in workers:  # both begin now
+        worker.communicate("go\n", timeout=60)
+    assert [worker.returncode for worker in workers] == [0, 0]
     profile = Profile(path)
     assert not profile.trouble
     for name in ("greedy", "warm"):

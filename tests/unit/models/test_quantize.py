@@ -64,8 +64,7 @@ def test_a_result_of_the_type_asked_for(source: Path, tmp_path: Path, kind: str)
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("kind", ["q4_0", "q4_k_m", "q6_k", "q3_k_m"])
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("width", [96, 256])
+@pytest.mark.parametrize(("tied", "width"), [(True, 96), (False, 256)])
 def test_the_estimate_knows_the_types_that_the_quantizer_takes(
     tmp_path: Path, kind: str, tied: bool, width: int
 ) -> None:

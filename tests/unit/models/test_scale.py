@@ -85,8 +85,7 @@ def logits(path: Path) -> NDArray[np.float32]:
     return np.concatenate(rows)
 
 
-@pytest.mark.parametrize(("kind", "tied"), [("q4_0", False), ("q8_0", True)])
-@pytest.mark.parametrize("factor", [4, 16])
+@pytest.mark.parametrize(("kind", "tied", "factor"), [("q4_0", False, 16), ("q8_0", True, 4)])
 def test_scaled_logits_are_identical(tmp_path: Path, kind: str, tied: bool, factor: int) -> None:
     small = LlamaShape(
         width=64, layers=2, hidden=96, heads=2, kv_heads=1, vocab=VOCAB, context=64, tied=tied

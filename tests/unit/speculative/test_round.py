@@ -166,21 +166,20 @@ def test_same_seed_same_text_whoever_drafts(name: str, temperature: float) -> No
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("grammar", [False, True])
-@pytest.mark.parametrize("exact_rows", [0, 3])
-def test_every_sampler_gives_one_text(sampler: str, grammar: bool, exact_rows: int) -> None:
+def test_every_sampler_gives_one_text(sampler: str, grammar: bool) -> None:
     for seed, name in enumerate(PROPOSERS):
-        setup = Setup(
-            sampling=SAMPLERS[sampler], seed=seed, grammar=grammar, exact_rows=exact_rows, length=20
-        )
-        plain = dataclasses.replace(setup, exact_rows=0).run()
-        assert setup.run(PROPOSERS[name](setup, plain)) == plain, name
+        setup = Setup(sampling=SAMPLERS[sampler], seed=seed, grammar=grammar, length=20)
+        plain = setup.run()
+        for exact_rows in (0, 3):
+            setup = dataclasses.replace(setup, exact_rows=exact_rows)
+            assert setup.run(PROPOSERS[name](setup, plain)) == plain, name
 
 
 @pytest.mark.parametrize("name", PROPOSERS)
-@pytest.mark.parametrize("exact_rows", [1, 2, 3, 7])
+@pytest.mark.parametrize("exact_rows", [1, 3, 7])
 def test_narrow_passes_change_nothing(name: str, exact_rows: int) -> None:
     """Stop tokens at every depth included: passes stay narrow, the text the same."""
-    for seed in range(4):
+    for seed in range(3):
         wide = Setup(seed=seed, draft_max=9, eog_bias=0.0)
         narrow = dataclasses.replace(wide, exact_rows=exact_rows)
         plain = wide.run()

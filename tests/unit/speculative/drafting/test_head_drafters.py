@@ -40,7 +40,7 @@ def run(kind: str, setup: Setup, leaves: int) -> tuple[list[int], list[Draft]]:
 
 
 @pytest.mark.parametrize("kind", HEAD_DRAFTERS)
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("leaves", [1, 4])
 def test_same_seed_same_text(temperature: float, leaves: int, kind: str) -> None:
     for seed in range(4):

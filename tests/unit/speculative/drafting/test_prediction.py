@@ -168,8 +168,8 @@ def edited(reply: Sequence[int], n: int) -> list[int]:
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
 def test_same_seed_same_text(sampler: str, temperature: float) -> None:
     sampling = dataclasses.replace(SAMPLERS[sampler], temperature=temperature)
-    for seed, draft_max in ((1, 1), (2, 4), (3, 16)):
-        setup = Setup(sampling=sampling, seed=seed, draft_max=draft_max, eog_bias=-9.0, length=60)
+    for seed, draft_max in ((1, 3), (3, 16)):
+        setup = Setup(sampling=sampling, seed=seed, draft_max=draft_max, eog_bias=-9.0, length=45)
         plain = setup.run()
         for prediction in (plain[len(PROMPT) :], edited(plain[len(PROMPT) :], 7), [1, 2] * 40):
             alone = Expecting(PredictionDrafter(), prediction)

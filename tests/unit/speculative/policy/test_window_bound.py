@@ -29,7 +29,7 @@ from specllama.speculative.policy.policy import Policy
 from specllama.speculative.sampling import SamplerChain
 from specllama.speculative.types import Draft, Room
 
-SEQUENCES = int(os.environ.get("SPECLLAMA_SEQUENCES", "120"))
+SEQUENCES = int(os.environ.get("SPECLLAMA_SEQUENCES", "60"))
 MACHINES = {
     "cpu": (CPU, 0.1),
     "gpu": (GPU, 0.1),
