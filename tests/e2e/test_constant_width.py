@@ -95,10 +95,10 @@ def test_every_method_writes_the_text_of_plain_decoding(
         cases = list(
             prove(
                 engine,
-                prompts[4:8],
+                prompts[4:7],
                 proposers=available(engine, METHODS)[0],
-                temperatures=(0.0, 0.7, 1.0),
-                draft_max=(8, 16) if widths[-1] == 16 else (8,),
+                temperatures=(0.0, 0.8),
+                draft_max=(16,) if widths[-1] == 16 else (8,),
                 max_tokens=32,
             )
         )

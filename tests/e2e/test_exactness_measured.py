@@ -274,7 +274,7 @@ def test_texts_are_the_same_before_and_after_measuring(
 ) -> None:
     path = bundled("tiny-target") if model == "bundled" else small_llm()
     draft = bundled("tiny-draft") if model == "bundled" else None
-    ways = [("none", 0.8), ("ngram", 0.8)] + ([("draft", 0.0)] if draft else [])
+    ways = [("none", 0.8), ("ngram", 0.8), ("draft", 0.0)] if draft else [("ngram", 0.8)]
     options = EngineOptions(threads=1, n_ctx=1024)
 
     def refuse(*arguments: object, **more: object) -> None:

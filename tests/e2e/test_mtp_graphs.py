@@ -233,7 +233,7 @@ def test_a_head_of_few_tokens_computes_what_the_whole_one_does(arch: str, tmp_pa
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("nextn") / "nextn.gguf"
-    build(TARGET_FILE, path, own_texts(TARGET_FILE, 6, 48))
+    build(TARGET_FILE, path, own_texts(TARGET_FILE, 1, 24))
     return path
 
 

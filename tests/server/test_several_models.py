@@ -217,9 +217,9 @@ def test_a_crash_ends_its_own_replies_alone(server: Serving) -> None:
         asked = {
             name: pool.submit(
                 server.post, "/v1/chat/completions",
-                {"model": name, "messages": turns, "seed": 3, **endless},
+                {"model": name, "messages": turns, "seed": 3, **endless, "max_tokens": n},
             )
-            for name in ("first", "second")
+            for name, n in (("first", 800), ("second", 1900))  # it dies long before its end
         }  # fmt: skip
         until(lambda: bool(first.running and second.running))
         assert second.host.pid is not None
