@@ -158,11 +158,16 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipF
     tree = tmp_path_factory.mktemp("wheel") / "tree"
     shutil.copytree(sdist, tree)
     out = tree / "out"
+    quick = tree.with_name("quick-compiler")  # nobody computes with this library
+    quick.write_text(f'#!/bin/sh\nexec {" ".join(build.compiler() or [])} "$@" -O0\n')
+    quick.chmod(0o755)
+    env = dict(os.environ) if build.compiler() is None else {**os.environ, "CXX": str(quick)}
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"),
             *("--no-build-isolation", "--no-index", "-w", str(out), str(tree)),
         ],
+        env=env,
         capture_output=True,
         text=True,
         timeout=240,

@@ -291,7 +291,7 @@ def test_a_killed_server_takes_its_engine_along(tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_to_end_lets_replies_end(tmp_path: Path) -> None:
-    long = {**LONG, "max_tokens": 8000, "stream": True}  # some seconds
+    long = {**LONG, "max_tokens": 3000, "stream": True}  # a second or more
     with (
         commanded(tmp_path, "-c", "16384") as (process, url),
         httpx2.Client(base_url=url, timeout=60) as http,
