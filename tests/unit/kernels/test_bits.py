@@ -49,7 +49,9 @@ def made(
             objects.append(str(base.with_name(f"{file}.o")))
             continue
         objects.append(str(folder / f"{file}.o"))
-        more = build.SETS[MACHINE][unit].split() if file == unit else [f"-DHAVE_{unit.upper()}"]
+        # the reference too: without the instruction each of its products is a call
+        own = file in (unit, "reference")
+        more = build.SETS[MACHINE][unit].split() if own else [f"-DHAVE_{unit.upper()}"]
         command = [*quick, "-MD", *more, "-c", str(source / f"{file}.cpp"), "-o", objects[-1]]
         subprocess.run(command, check=True)
     subprocess.run([*quick, str(DRIVER), *objects, "-o", str(program)], check=True)
