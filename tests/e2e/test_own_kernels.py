@@ -80,16 +80,17 @@ def test_off_is_llama_cpp_alone() -> None:
             assert not engine.info.target.kernels
 
 
-@pytest.mark.parametrize("kind", ["q4_k_s", "q2_k", "q3_k_s", "q5_k_s", "q6_k", "iq4_nl", "iq4_xs",
-                                  "q4_1", "q5_0", "q5_1", "q8_0", "bf16", "f16"])  # fmt: skip
+@pytest.mark.parametrize("kind", ["q4_k_s", "q6_k", "iq4_xs", "q5_1", "q8_0", "bf16"])
 def test_a_row_is_a_row(tmp_path: Path, kind: str) -> None:
-    """In any width, with any number of threads, mapped or read, and beside another model."""
+    """In any width, with any number of threads, mapped or read, and beside another model; one type
+    of each family of kernels (``unit/kernels/test_bits.py`` has them all)."""
     path = tmp_path / f"tiny-{kind}.gguf"
     run(prepare(bundled("tiny-target"), path, kind, requantize=True, pure=True, threads=1))
     first = LlamaModel(path, gpu_layers="0", kernels=True)
     expected = rows(first, 1, 1)
     assert np.isfinite(expected).all()
-    for threads, width in ((1, 17), (2, 8), (3, 3), (4, 5)):
+    # few passes where there may be more threads than processors: each waits for the others
+    for threads, width in ((1, 3), (1, 5), (2, 8), (3, 9), (4, 17)):
         assert np.array_equal(rows(first, threads, width), expected), (threads, width)
     second = LlamaModel(path, gpu_layers="0", kernels=True, use_mmap=False)
     stored = LlamaModel(path, gpu_layers="0", repack=False)
@@ -128,7 +129,7 @@ import ctypes, sys, llama_cpp
 log = []
 keep = llama_cpp.llama_log_callback(lambda level, text, user: log.append(text))
 llama_cpp.llama_log_set(keep, ctypes.c_void_p(0))
-llama = llama_cpp.Llama(sys.argv[1], n_ctx=256, n_threads=2, verbose=False, logits_all=True)
+llama = llama_cpp.Llama(sys.argv[1], n_ctx=256, n_threads=1, verbose=False, logits_all=True)
 llama_cpp.llama_log_set(keep, ctypes.c_void_p(0))
 print(llama.create_completion("Tell me of", max_tokens=8, temperature=0)["choices"][0]["text"])
 print(kernels.install().name)

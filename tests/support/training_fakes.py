@@ -19,6 +19,7 @@ from eagle_files import write_eagle3
 from specllama.training.phases import Amounts, Over, TargetPhases
 from specllama.training.training_card import METADATA, Milestone, TrainingCard
 
+KEPT_S = 1.0  # of work, after which its state is kept
 STEP_S = 0.05
 WRITES, TRAINS = 100, 2000  # tokens a second
 
@@ -61,12 +62,18 @@ class FakeWork(TargetPhases):
         self.called: list[str] = []
         self.exported: list[float] = []
         self.spent: dict[str, float] = dict.fromkeys(("write", "read", "train"), 0.0)
+        self._kept: dict[str, float] = {}  # of each phase, when its state was kept last
         if self._file is not None and self._file.exists():
             self.written, self.trained = json.loads(self._file.read_text())
 
     def _step(self, phase: str) -> None:
         self._pass_by(STEP_S)
         self.spent[phase] += STEP_S
+        if self.spent[phase] >= self._kept.get(phase, 0.0) + KEPT_S:
+            self._kept[phase] = self.spent[phase]
+            self._keep()
+
+    def _keep(self) -> None:
         if self._file is not None:
             part = self._file.with_suffix(".part")
             part.write_text(json.dumps([self.written, self.trained]))
@@ -88,6 +95,7 @@ class FakeWork(TargetPhases):
         while not over():
             self._step("write")
             self.written += int(WRITES * STEP_S)
+        self._keep()
 
     def read(self, over: Over) -> None:
         self.called.append("read")
@@ -106,6 +114,7 @@ class FakeWork(TargetPhases):
             self._step("train")
             self.trained += int(TRAINS * STEP_S)
             report(Milestone(0, self.trained, 3.0, (), 0.0))
+        self._keep()
         report(self.figures())
 
     def figures(self) -> Milestone:
