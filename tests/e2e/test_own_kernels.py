@@ -90,12 +90,12 @@ def test_a_row_is_a_row(tmp_path: Path, kind: str) -> None:
     expected = rows(first, 1, 1)
     assert np.isfinite(expected).all()
     # few passes where there may be more threads than processors: each waits for the others
-    for threads, width in ((1, 3), (1, 5), (2, 8), (3, 9), (4, 17)):
+    for threads, width in ((1, 3), (1, 5), (1, 8), (2, 17), (3, 9), (4, 17)):
         assert np.array_equal(rows(first, threads, width), expected), (threads, width)
     second = LlamaModel(path, gpu_layers="0", kernels=True, use_mmap=False)
     stored = LlamaModel(path, gpu_layers="0", repack=False)
     first.close()
-    assert np.array_equal(rows(second, 2, 4), expected)
+    assert np.array_equal(rows(second, 2, 9), expected)
     assert np.abs(rows(stored, 1, 1) - expected).max() < 0.35 * np.abs(expected).max()
     second.close()
     stored.close()
