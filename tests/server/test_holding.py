@@ -4,7 +4,6 @@ import contextlib
 import json
 import logging
 import re
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from servers import Serving, serving, table, until
+from servers import Serving, line_to, rest, serving, table, until
 
 from specllama.server import server_process, service
 from specllama.server.guard import IN_ALL, Access
@@ -25,24 +24,8 @@ LONG = {**HELLO, "max_tokens": 1800, "logit_bias": {"0": -100}}
 JSON = b"Content-Type: application/json\r\n"
 
 
-def line_to(server: Serving, source: str = "127.0.0.1") -> socket.socket:
-    port = int(server.url.rpartition(":")[2])
-    line = socket.create_connection(("127.0.0.1", port), source_address=(source, 0))
-    line.settimeout(20)
-    return line
-
-
 def head(path: str = CHAT, more: bytes = JSON, host: bytes = b"localhost") -> bytes:
     return b"POST %s HTTP/1.1\r\nHost: %s\r\n%s" % (path.encode(), host, more)
-
-
-def rest(line: socket.socket) -> bytes:
-    """Everything that comes until the other side ends."""
-    out = b""
-    with contextlib.suppress(ConnectionError):
-        while part := line.recv(1 << 16):
-            out += part
-    return out
 
 
 @contextlib.contextmanager

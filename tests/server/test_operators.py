@@ -1,6 +1,5 @@
 """What operators do and meet: slow networks, plain checks, signals, engines that die at rest."""
 
-import contextlib
 import json
 import logging
 import os
@@ -15,7 +14,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from servers import Serving, serving, table, until
+from servers import Serving, line_to, rest, serving, table, until
 
 from specllama.cli.serve import _keys
 from specllama.server import guard, request_queue, routes, server_process
@@ -28,27 +27,9 @@ LONG = {**HELLO, "max_tokens": 1800, "logit_bias": {"0": -100}, "stream": True}
 PAGE = "https://page.example"
 
 
-def line_to(server: Serving, window: int = 0) -> socket.socket:
-    """A connection; ``window``: bytes that its system takes for it."""
-    line = socket.socket()
-    if window:
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
-    line.settimeout(30)
-    line.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
-    return line
-
-
 def posting(path: str, body: bytes, more: str = "") -> bytes:
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{more}"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-def rest(line: socket.socket) -> bytes:
-    out = b""
-    with contextlib.suppress(ConnectionError):
-        while part := line.recv(1 << 16):
-            out += part
-    return out
 
 
 def status_of(said: bytes) -> int:

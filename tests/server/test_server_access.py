@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from fakes import AbortingRecipe
-from servers import Serving, serving, table
+from servers import Serving, line_to, serving, table
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specllama.errors import EngineDied
@@ -385,12 +385,6 @@ def test_figures_for_prometheus(tmp_path: Path) -> None:
         assert "n_decode_total" not in gone, "0 would be a restart of the server"
 
 
-def _line(server: Serving) -> socket.socket:
-    line = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
-    line.settimeout(10)
-    return line
-
-
 def test_whoever_dawdles_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -398,7 +392,7 @@ def test_whoever_dawdles_is_cut_off(
     monkeypatch.setattr(guard, "BODY_S", 1.0)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
     with serving(table(tmp_path)) as server:
-        with _line(server) as silent, _line(server) as slow:
+        with line_to(server) as silent, line_to(server) as slow:
             slow.sendall(head)
             for _ in range(14):  # a header now and then does not help
                 time.sleep(0.1)
@@ -407,15 +401,15 @@ def test_whoever_dawdles_is_cut_off(
             for line in (silent, slow):
                 with contextlib.suppress(ConnectionError):
                     assert line.recv(100) == b""
-        with _line(server) as slow:
+        with line_to(server) as slow:
             slow.sendall(head + b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{")
             assert b" 408 " in slow.recv(1000)
-        with _line(server) as line:  # an answer may take as long as it likes
+        with line_to(server) as line:  # an answer may take as long as it likes
             body = b'{"messages":[{"role":"user","content":"the rain"}],"max_tokens":60}'
             line.sendall(head + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
                          % len(body) + body)  # fmt: skip
             assert b" 200 " in line.recv(1000)
-        with _line(server) as gone:
+        with line_to(server) as gone:
             gone.sendall(head + b"Content-Type: application/json\r\nContent-Length: 99\r\n\r\n{")
         assert server.post(CHAT, HELLO).status_code == 200
         time.sleep(0.1)
@@ -441,12 +435,12 @@ def test_no_answer_waits_for_the_client_to_confirm_its_head(
 def test_an_address_has_so_many_connections(tmp_path: Path) -> None:
     with serving(table(tmp_path), access=Access(connections=3)) as server:
         server.http.get("/health")  # one, which is kept
-        with _line(server), _line(server):
-            with _line(server) as more:
+        with line_to(server), line_to(server):
+            with line_to(server) as more:
                 assert b" 429 " in more.recv(1000)
             assert server.post(CHAT, HELLO).status_code == 200
         time.sleep(0.1)
-        with _line(server) as again:
+        with line_to(server) as again:
             again.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert b" 200 " in again.recv(1000)
 

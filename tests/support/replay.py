@@ -181,6 +181,17 @@ class _Copies(Recorded, Copier):
         return Draft.chain(guess.tokens[:length], self.name)
 
 
+class Blind(Recorded):
+    """A drafter that asks for rows only, and sends as many as it gets: some of them scouts."""
+
+    name = "lookahead"
+
+    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
+        yield from ()
+        spots = self.spots(tokens, room.judge.read("", room.n))
+        return Draft.chain([_TRUTH if spot.hit else _GUESS for spot in spots], self.name)
+
+
 def replay(
     trace: Sequence[Spot],
     window: Window,

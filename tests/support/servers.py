@@ -1,10 +1,11 @@
 """A real server on a free port, over an engine in a child process."""
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,3 +148,23 @@ def served(
         stop.set()
         thread.join(20)
         assert not thread.is_alive(), "the server did not end"
+
+
+def line_to(server: Serving, source: str = "127.0.0.1", window: int = 0) -> socket.socket:
+    """Return a connection; ``window``: bytes that its system takes for it."""
+    line = socket.socket()
+    if window:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
+    line.settimeout(30)
+    line.bind((source, 0))
+    line.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+    return line
+
+
+def rest(line: socket.socket) -> bytes:
+    """Return everything that comes until the other side ends."""
+    out = b""
+    with suppress(ConnectionError):
+        while part := line.recv(1 << 16):
+            out += part
+    return out

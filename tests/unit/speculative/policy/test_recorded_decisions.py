@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from engines import FakeContext
-from replay import Recorded, Spot, VirtualClock, _Copies, _Model, replay
+from replay import Blind, Spot, VirtualClock, _Copies, _Model, replay
 from table_model import FakeTable
 from traces import CLIFF, CPU, DEAR, GPU, MEASURED, Script, talk, trace
 from windows import Pair, booking
@@ -34,11 +34,10 @@ from specllama.speculative.drafting.merged import MergedDrafter
 from specllama.speculative.drafting.mixed import MixedDrafter
 from specllama.speculative.drafting.ngram import NgramDrafter
 from specllama.speculative.drafting.suffix import SuffixDrafter
-from specllama.speculative.effects import Offer, Pass, Steps, perform
+from specllama.speculative.effects import Offer, Pass, perform
 from specllama.speculative.round import Rounds
 from specllama.speculative.rules import RandomCoins, rule_of
 from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import Draft, Room
 
 RECORDING = Path(__file__).parents[3] / "data" / "decisions.json"
 V = 64
@@ -67,17 +66,6 @@ class Head(_Model):
     """A head whose first step gives all guesses of a round, as Medusa's does."""
 
     name = "medusa"
-
-
-class Blind(Recorded):
-    """Asks for rows only, some of them scouts."""
-
-    name = "lookahead"
-
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
-        yield from ()
-        spots = self.spots(tokens, room.judge.read("", room.n))
-        return Draft.chain([2 if spot.hit else 1 for spot in spots], self.name)
 
 
 class Watched:

@@ -17,17 +17,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from replay import Recorded, Spot, VirtualClock, replay
+from replay import Blind, Spot, VirtualClock, replay
 from traces import CLIFF, CPU, DEAR, GPU, KINDS, MEASURED, trace
 from windows import booking
 
 from specllama.engine.profiles import Profile, band
 from specllama.settings.params import GenerateParams, SamplingParams, VerifyRule
-from specllama.speculative.effects import Steps
 from specllama.speculative.policy.constants import BEHIND, EPSILON
 from specllama.speculative.policy.policy import Policy
-from specllama.speculative.sampling import SamplerChain
-from specllama.speculative.types import Draft, Room
 
 SEQUENCES = int(os.environ.get("SPECLLAMA_SEQUENCES", "60"))
 MACHINES = {
@@ -46,17 +43,6 @@ LAWS: tuple[tuple[VerifyRule, float], ...] = (
     ("rejection", 0.9),
     ("block", 1.1),
 )
-
-
-class Blind(Recorded):
-    """A drafter that asks for rows only, and sends as many as it gets."""
-
-    name = "lookahead"
-
-    def draft(self, tokens: Sequence[int], chain: SamplerChain, room: Room) -> Steps[Draft]:
-        yield from ()
-        spots = self.spots(tokens, room.judge.read("", room.n))
-        return Draft.chain([2 if spot.hit else 1 for spot in spots], self.name)
 
 
 @dataclass
