@@ -310,46 +310,35 @@ struct Graphs {
     GGML(ggml_tensor *, permute, ggml_context *, ggml_tensor *, int, int, int, int);
 #undef GGML
 
-    // True if attention of n rows with the keys and values of a type, of which each row sees some, is
-    // the reference's, bit for bit. Queries come from packed weights, as in a model.
-    bool attention_alike(int type, int64_t n) {
-        constexpr int64_t VALUES = 64, HEADS = 4, KEY_HEADS = 2, CELLS = 192, INPUTS = 64;
-        Random random;
-        const std::vector<char> w = random.weights(Q8_0, INPUTS, VALUES * HEADS), cells = random.weights(type, VALUES, CELLS * KEY_HEADS);
-        std::vector<float> x((size_t)(n * INPUTS)), q((size_t)(n * VALUES * HEADS)), y(q.size()), expected(q.size());
-        std::vector<uint16_t> seen((size_t)(n * CELLS));
-        for (float &one : x) one = random.real();
-        for (uint16_t &one : seen) one = random.draw() % 3 ? 0 : 0xfc00;
-        reference(Q8_0, w.data(), INPUTS, VALUES * HEADS, x.data(), n, q.data());
+    struct Input {
+        ggml_tensor *tensor;
+        const void *data;
+        size_t size;
+    };
 
+    // Return what ggml computes from packed weights, with two threads. build(context, weights) makes a
+    // graph: it returns the result, and fills in the inputs.
+    template <class Build>
+    std::vector<float> computed(int type, const std::vector<char> &w, int64_t values, int64_t rows, int64_t many, Build build) {
         ggml_context *packed = init({1 << 20, nullptr, true}), *plain = init({1 << 20, nullptr, true});
         void *backend = backend_cpu_init();
         backend_cpu_set_n_threads(backend, 2);
-        ggml_tensor *weights = new_tensor_3d(packed, Q8_0, INPUTS, VALUES * HEADS, 1);
+        ggml_tensor *weights = new_tensor_3d(packed, type, values, rows, many);
         ggml_backend_buffer *first = backend_alloc_ctx_tensors_from_buft(packed, &buffer_type);
         backend_tensor_set(weights, w.data(), 0, w.size());
-        ggml_tensor *rows = new_tensor_3d(plain, F32, INPUTS, n, 1), *mask = new_tensor_3d(plain, F16, CELLS, n, 1);
-        ggml_tensor *kv = new_tensor_3d(plain, type, VALUES, CELLS, KEY_HEADS);
-        ggml_tensor *query = permute(plain, reshape_3d(plain, mul_mat(plain, weights, rows), VALUES, HEADS, n), 0, 2, 1, 3);
-        ggml_tensor *out = flash_attn_ext(plain, query, kv, kv, mask, 0.125f, 0, 0);
+        std::vector<Input> inputs;
+        ggml_tensor *out = build(plain, weights, inputs);
         void *graph = new_graph(plain);
         build_forward_expand(graph, out);
         ggml_backend_buffer *second = backend_alloc_ctx_tensors(plain, backend);
-        backend_tensor_set(rows, x.data(), 0, x.size() * 4);
-        backend_tensor_set(mask, seen.data(), 0, seen.size() * 2);
-        backend_tensor_set(kv, cells.data(), 0, cells.size());
-        Attention a = attention_of(out);
+        for (const Input &i : inputs) backend_tensor_set(i.tensor, i.data, 0, i.size);
         backend_graph_compute(backend, graph);
+        std::vector<float> y((size_t)(out->ne[0] * out->ne[1] * out->ne[2]));
         backend_tensor_get(out, y.data(), 0, y.size() * 4);
-        a.query = {(char *)q.data(), VALUES * HEADS * 4, VALUES * 4, 0};
-        a.key.data = a.value.data = const_cast<char *>(cells.data());
-        a.mask = seen.data();
-        a.out.data = (char *)expected.data();
-        reference(a);
         for (ggml_backend_buffer *b : {first, second}) backend_buffer_free(b);
         backend_free(backend);
         for (ggml_context *c : {packed, plain}) free(c);
-        return !memcmp(y.data(), expected.data(), y.size() * 4);
+        return y;
     }
 
     // True if ggml computes products of packed weights as the reference does, bit for bit. With
@@ -359,33 +348,50 @@ struct Graphs {
         const int64_t many = experts ? 3 : 1, used = experts ? USED : 1;
         Random random;
         const std::vector<char> w = random.weights(type, VALUES, ROWS_EACH * many);
-        std::vector<float> x((size_t)(n * VALUES)), y((size_t)(n * used * ROWS_EACH)), expected(y.size());
+        std::vector<float> x((size_t)(n * VALUES)), expected((size_t)(n * used * ROWS_EACH));
         std::vector<int32_t> ids((size_t)(n * used));
         for (float &one : x) one = random.real();
         for (int32_t &one : ids) one = (int32_t)(random.draw() % (uint32_t)many);
         const size_t one_expert = w.size() / (size_t)many;
         for (size_t i = 0; i < ids.size(); i++)
             reference(type, w.data() + ids[i] * one_expert, VALUES, ROWS_EACH, &x[i / (size_t)used * VALUES], 1, &expected[i * ROWS_EACH]);
+        const auto build = [&](ggml_context *c, ggml_tensor *weights, std::vector<Input> &inputs) {
+            ggml_tensor *rows = experts ? new_tensor_3d(c, F32, VALUES, 1, n) : new_tensor_3d(c, F32, VALUES, n, 1);
+            ggml_tensor *which = new_tensor_3d(c, I32, used, n, 1);
+            inputs = {{rows, x.data(), x.size() * 4}, {which, ids.data(), ids.size() * 4}};
+            return experts ? mul_mat_id(c, weights, rows, which) : mul_mat(c, weights, rows);
+        };
+        const std::vector<float> y = computed(type, w, VALUES, ROWS_EACH, many, build);
+        return !memcmp(y.data(), expected.data(), y.size() * 4);
+    }
 
-        ggml_context *packed = init({1 << 20, nullptr, true}), *plain = init({1 << 20, nullptr, true});
-        void *backend = backend_cpu_init();
-        backend_cpu_set_n_threads(backend, 2);
-        ggml_tensor *weights = new_tensor_3d(packed, type, VALUES, ROWS_EACH, many);
-        ggml_backend_buffer *first = backend_alloc_ctx_tensors_from_buft(packed, &buffer_type);
-        backend_tensor_set(weights, w.data(), 0, w.size());
-        ggml_tensor *rows = experts ? new_tensor_3d(plain, F32, VALUES, 1, n) : new_tensor_3d(plain, F32, VALUES, n, 1);
-        ggml_tensor *which = new_tensor_3d(plain, I32, used, n, 1);
-        ggml_tensor *out = experts ? mul_mat_id(plain, weights, rows, which) : mul_mat(plain, weights, rows);
-        void *graph = new_graph(plain);
-        build_forward_expand(graph, out);
-        ggml_backend_buffer *second = backend_alloc_ctx_tensors(plain, backend);
-        backend_tensor_set(rows, x.data(), 0, x.size() * 4);
-        backend_tensor_set(which, ids.data(), 0, ids.size() * 4);
-        backend_graph_compute(backend, graph);
-        backend_tensor_get(out, y.data(), 0, y.size() * 4);
-        for (ggml_backend_buffer *b : {first, second}) backend_buffer_free(b);
-        backend_free(backend);
-        for (ggml_context *c : {packed, plain}) free(c);
+    // True if attention of n rows with the keys and values of a type, of which each row sees some, is
+    // the reference's, bit for bit. Queries come from packed weights, as in a model.
+    bool attention_alike(int type, int64_t n) {
+        constexpr int64_t VALUES = 64, HEADS = 4, KEY_HEADS = 2, CELLS = 192, INPUTS = 64;
+        Random random;
+        const std::vector<char> w = random.weights(Q8_0, INPUTS, VALUES * HEADS), cells = random.weights(type, VALUES, CELLS * KEY_HEADS);
+        std::vector<float> x((size_t)(n * INPUTS)), q((size_t)(n * VALUES * HEADS)), expected(q.size());
+        std::vector<uint16_t> seen((size_t)(n * CELLS));
+        for (float &one : x) one = random.real();
+        for (uint16_t &one : seen) one = random.draw() % 3 ? 0 : 0xfc00;
+        reference(Q8_0, w.data(), INPUTS, VALUES * HEADS, x.data(), n, q.data());
+        Attention a{};
+        const auto build = [&](ggml_context *c, ggml_tensor *weights, std::vector<Input> &inputs) {
+            ggml_tensor *rows = new_tensor_3d(c, F32, INPUTS, n, 1), *mask = new_tensor_3d(c, F16, CELLS, n, 1);
+            ggml_tensor *kv = new_tensor_3d(c, type, VALUES, CELLS, KEY_HEADS);
+            inputs = {{rows, x.data(), x.size() * 4}, {mask, seen.data(), seen.size() * 2}, {kv, cells.data(), cells.size()}};
+            ggml_tensor *query = permute(c, reshape_3d(c, mul_mat(c, weights, rows), VALUES, HEADS, n), 0, 2, 1, 3);
+            ggml_tensor *out = flash_attn_ext(c, query, kv, kv, mask, 0.125f, 0, 0);
+            a = attention_of(out);
+            return out;
+        };
+        const std::vector<float> y = computed(Q8_0, w, INPUTS, VALUES * HEADS, 1, build);
+        a.query = {(char *)q.data(), VALUES * HEADS * 4, VALUES * 4, 0};
+        a.key.data = a.value.data = const_cast<char *>(cells.data());
+        a.mask = seen.data();
+        a.out.data = (char *)expected.data();
+        reference(a);
         return !memcmp(y.data(), expected.data(), y.size() * 4);
     }
 };
