@@ -88,7 +88,7 @@ class Counters(Kept):
         zeros = (0,) * (len(self.accepted_at) - len(before.accepted_at))
         at = tuple(b - a for a, b in zip((*before.accepted_at, *zeros), self.accepted_at,
                                          strict=False))  # fmt: skip
-        if one.rejected is None or min(one.rejected, *at) < 0:
+        if one.rejected is None or min((one.rejected, *at)) < 0:
             return None  # it was started anew, or does not tell
         return Drafted(one.drafted, one.accepted, per_round=one.per_draft, accepted_at=at)
 
