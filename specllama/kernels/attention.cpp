@@ -1,3 +1,4 @@
+// Attention: which rows read which cells together, and how threads share that (attention.h).
 #include "attention.h"
 
 #include <algorithm>
@@ -9,21 +10,6 @@ namespace {
 
 int64_t padded(int64_t n) { return (n + ROWS - 1) / ROWS * ROWS; }
 
-float float_of_half(uint16_t h) {  // exact, as every instruction set has it
-    const uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 0x3ff;
-    uint32_t bits;
-    if (exponent == 31) bits = 0x7f800000 | fraction << 13;
-    else if (exponent) bits = (exponent + 112) << 23 | fraction << 13;
-    else {
-        const float tiny = (float)fraction * 5.9604644775390625e-8f;
-        memcpy(&bits, &tiny, 4);
-    }
-    bits |= sign;
-    float f;
-    memcpy(&f, &bits, 4);
-    return f;
-}
-
 // Results of a part, or of all: a row of a head is a query.
 struct Found {
     float *m, *s, *v;  // [query], [query], [query][values]
@@ -34,6 +20,7 @@ struct Scratch {
     int64_t queries, key_values, values;
     int32_t *seen;     // [BLOCK][cells]
     float *query, *cell;
+    uint16_t *half;    // a row of keys or values, filled up with zeros
     float (*scores)[PART];
     Found part, all;
     char *end;
@@ -43,6 +30,7 @@ struct Scratch {
         seen = take<int32_t>(BLOCK * a.cells);
         query = take<float>(queries * key_values);
         cell = take<float>(PART * std::max(key_values, values));
+        half = take<uint16_t>(std::max(key_values, values));
         scores = (float(*)[PART])take<float>(queries * PART);
         for (Found *f : {&part, &all})
             f->m = take<float>(queries), f->s = take<float>(queries), f->v = take<float>(queries * values);
@@ -96,6 +84,7 @@ void read_part(const Attention &a, const AttentionKernels &k, const Block &b, Sc
         const int32_t *list = s.seen + (last - 1) * a.cells + p * PART;
         const int64_t from = first * group, n = (last - first) * group;
         const auto read = [&](const Place &place, int64_t values, int64_t wide, void (*floats)(const void *, float *, int64_t)) {
+            std::fill(s.half + values, s.half + wide, 0);
             for (int c = 0; c < all; c++) {
                 float *to = s.cell + c * wide;
                 if (c >= cells) {
@@ -103,18 +92,28 @@ void read_part(const Attention &a, const AttentionKernels &k, const Block &b, Sc
                     continue;
                 }
                 const char *row = place.at(list[c], key_head, b.stream);
-                if (floats) floats(row, to, values);
-                else if (values == wide) k.halves((const uint16_t *)row, values, to);
-                else for (int64_t i = 0; i < values; i++) to[i] = float_of_half(((const uint16_t *)row)[i]);
-                std::fill(to + values, to + wide, 0.0f);
+                if (floats) {
+                    floats(row, to, values);
+                    std::fill(to + values, to + wide, 0.0f);
+                } else if (values == wide) {
+                    k.halves((const uint16_t *)row, wide, to);
+                } else {
+                    memcpy(s.half, row, values * sizeof(uint16_t));
+                    k.halves(s.half, wide, to);
+                }
             }
         };
         read(a.key, a.values, s.key_values, a.key_floats);
         k.scores(s.query + from * s.key_values, n, s.cell, all, s.key_values, s.scores + from);
         for (int r = first; r < last; r++) {
             const int mine = b.of_part(r, p);
-            float bias[PART] = {};
-            const auto *mask = (const uint16_t *)((const char *)a.mask + b.stream * a.mask_stream + (b.first + r) * a.mask_row);
+            uint16_t added[PART] = {};
+            float distance[PART], bias[PART] = {};
+            if (a.mask) {
+                const auto *mask = (const uint16_t *)((const char *)a.mask + b.stream * a.mask_stream + (b.first + r) * a.mask_row);
+                for (int c = 0; c < mine; c++) added[c] = mask[list[c]];
+                k.halves(added, PART, distance);
+            }
             for (int64_t h = 0; h < group; h++) {
                 const int64_t q = r * group + h;
                 if (mine == 0) {
@@ -124,7 +123,7 @@ void read_part(const Attention &a, const AttentionKernels &k, const Block &b, Sc
                 }
                 if (a.mask && (h == 0 || a.max_bias > 0)) {
                     const float slope = a.slope(key_head * group + h);
-                    for (int c = 0; c < mine; c++) bias[c] = slope * float_of_half(mask[list[c]]);
+                    for (int c = 0; c < mine; c++) bias[c] = slope * distance[c];
                 }
                 k.weigh(s.scores[q], mine, a.scale, a.softcap, bias, &s.part.m[q], &s.part.s[q]);
                 std::fill(s.scores[q] + mine, s.scores[q] + all, 0.0f);

@@ -241,50 +241,7 @@ struct Library {
     }
 };
 
-using Attend = ggml_tensor *(*)(ggml_context *, ggml_tensor *, ggml_tensor *, ggml_tensor *, ggml_tensor *, float, float, float);
-
-// Compare the structs above with those of the library: null, or what differs.
-const char *compare(Library &lib) {
-    struct Init { size_t size; void *memory; bool no_alloc; };
-    const auto init = lib.get<ggml_context *(*)(Init)>("ggml_init");
-    const auto free_ = lib.get<void (*)(ggml_context *)>("ggml_free");
-    const auto tensor = lib.get<ggml_tensor *(*)(ggml_context *, int, int64_t, int64_t, int64_t)>("ggml_new_tensor_3d");
-    const auto mul_mat = lib.get<ggml_tensor *(*)(ggml_context *, ggml_tensor *, ggml_tensor *)>("ggml_mul_mat");
-    const auto mul_mat_id = lib.get<ggml_tensor *(*)(ggml_context *, ggml_tensor *, ggml_tensor *, ggml_tensor *)>("ggml_mul_mat_id");
-    const auto attend = lib.get<Attend>("ggml_flash_attn_ext");
-    const auto set_name = lib.get<void (*)(ggml_tensor *, const char *)>("ggml_set_name");
-    const auto op_name = lib.get<const char *(*)(int)>("ggml_op_name");
-    const auto type_name = lib.get<const char *(*)(int)>("ggml_type_name");
-    const auto overhead = lib.get<size_t (*)()>("ggml_tensor_overhead");
-    if (lib.missing) return lib.missing;
-    static const std::pair<int, const char *> names[] = {
-        {F32, "f32"},   {F16, "f16"},   {Q4_0, "q4_0"}, {Q4_1, "q4_1"}, {Q5_0, "q5_0"},     {Q5_1, "q5_1"},     {Q8_0, "q8_0"},  {Q2_K, "q2_K"},
-        {Q3_K, "q3_K"}, {Q4_K, "q4_K"}, {Q5_K, "q5_K"}, {Q6_K, "q6_K"}, {IQ4_NL, "iq4_nl"}, {IQ4_XS, "iq4_xs"}, {BF16, "bf16"},  {MXFP4, "mxfp4"}};
-    for (const auto &[type, name] : names) {
-        const ggml_type_traits *t = traits_of(type);
-        if (strcmp(type_name(type), name)) return "numbers of types";
-        if (strcmp(t->type_name, name) || t->blck_size != facts(type)->stored_values || t->type_size != (size_t)facts(type)->stored_bytes)
-            return "layout of types";
-    }
-    if (overhead() != sizeof(ggml_tensor) + 32) return "size of tensors";
-    ggml_context *ctx = init({1 << 16, nullptr, true});
-    ggml_tensor *w = tensor(ctx, Q4_0, 64, 48, 3), *x = tensor(ctx, F32, 64, 2, 5), *ids = tensor(ctx, I32, 2, 5, 1);
-    set_name(w, "a name");
-    ggml_tensor *one = tensor(ctx, Q4_0, 64, 48, 1), *y = mul_mat(ctx, one, x), *z = mul_mat_id(ctx, w, x, ids);
-    const float scale = 0.5f;
-    ggml_tensor *q = tensor(ctx, F32, 64, 2, 4), *k = tensor(ctx, F16, 64, 32, 2), *mask = tensor(ctx, F16, 32, 64, 1);
-    ggml_tensor *a = attend(ctx, q, k, k, mask, scale, 0, 0);
-    const bool same = w->type == Q4_0 && w->ne[0] == 64 && w->ne[1] == 48 && w->ne[2] == 3 && w->nb[1] == 36 && w->nb[2] == 48 * 36 &&
-                      !w->buffer && !w->data && !w->view_src && !strcmp(w->name, "a name") && y->src[0] == one && y->src[1] == x &&
-                      y->ne[0] == 48 && y->ne[1] == 2 && y->ne[2] == 5 && z->src[0] == w && z->src[1] == x && z->src[2] == ids &&
-                      a->src[0] == q && a->src[1] == k && a->src[2] == k && a->src[3] == mask && !memcmp(a->op_params, &scale, 4) &&
-                      a->ne[0] == 64 && a->ne[1] == 4 && a->ne[2] == 2 && !strcmp(op_name(a->op), "FLASH_ATTN_EXT") &&
-                      !strcmp(op_name(y->op), "MUL_MAT") && !strcmp(op_name(z->op), "MUL_MAT_ID");
-    op_mul_mat = y->op, op_mul_mat_id = z->op, op_attention = a->op;
-    free_(ctx);
-    return same ? nullptr : "layout of tensors";
-}
-
+// The functions of ggml that make and compute graphs.
 struct Graphs {
     struct Init { size_t size; void *memory; bool no_alloc; };
     Library lib;
@@ -308,6 +265,10 @@ struct Graphs {
     GGML(ggml_tensor *, flash_attn_ext, ggml_context *, ggml_tensor *, ggml_tensor *, ggml_tensor *, ggml_tensor *, float, float, float);
     GGML(ggml_tensor *, reshape_3d, ggml_context *, ggml_tensor *, int64_t, int64_t, int64_t);
     GGML(ggml_tensor *, permute, ggml_context *, ggml_tensor *, int, int, int, int);
+    GGML(void, set_name, ggml_tensor *, const char *);
+    GGML(const char *, op_name, int);
+    GGML(const char *, type_name, int);
+    GGML(size_t, tensor_overhead);
 #undef GGML
 
     struct Input {
@@ -395,6 +356,39 @@ struct Graphs {
         return !memcmp(y.data(), expected.data(), y.size() * 4);
     }
 };
+
+// Compare the structs above with those of the library: null, or what differs.
+const char *compare(Graphs &ggml) {
+    if (ggml.lib.missing) return ggml.lib.missing;
+    static const std::pair<int, const char *> names[] = {
+        {F32, "f32"},   {F16, "f16"},   {Q4_0, "q4_0"}, {Q4_1, "q4_1"}, {Q5_0, "q5_0"},     {Q5_1, "q5_1"},     {Q8_0, "q8_0"},  {Q2_K, "q2_K"},
+        {Q3_K, "q3_K"}, {Q4_K, "q4_K"}, {Q5_K, "q5_K"}, {Q6_K, "q6_K"}, {IQ4_NL, "iq4_nl"}, {IQ4_XS, "iq4_xs"}, {BF16, "bf16"},  {MXFP4, "mxfp4"}};
+    for (const auto &[type, name] : names) {
+        const ggml_type_traits *t = traits_of(type);
+        if (strcmp(ggml.type_name(type), name)) return "numbers of types";
+        if (strcmp(t->type_name, name) || t->blck_size != facts(type)->stored_values || t->type_size != (size_t)facts(type)->stored_bytes)
+            return "layout of types";
+    }
+    if (ggml.tensor_overhead() != sizeof(ggml_tensor) + 32) return "size of tensors";
+    ggml_context *ctx = ggml.init({1 << 16, nullptr, true});
+    ggml_tensor *w = ggml.new_tensor_3d(ctx, Q4_0, 64, 48, 3), *one = ggml.new_tensor_3d(ctx, Q4_0, 64, 48, 1);
+    ggml_tensor *x = ggml.new_tensor_3d(ctx, F32, 64, 2, 5), *ids = ggml.new_tensor_3d(ctx, I32, 2, 5, 1);
+    ggml.set_name(w, "a name");
+    ggml_tensor *y = ggml.mul_mat(ctx, one, x), *z = ggml.mul_mat_id(ctx, w, x, ids);
+    const float scale = 0.5f;
+    ggml_tensor *q = ggml.new_tensor_3d(ctx, F32, 64, 2, 4), *k = ggml.new_tensor_3d(ctx, F16, 64, 32, 2);
+    ggml_tensor *mask = ggml.new_tensor_3d(ctx, F16, 32, 64, 1);
+    ggml_tensor *a = ggml.flash_attn_ext(ctx, q, k, k, mask, scale, 0, 0);
+    const bool same = w->type == Q4_0 && w->ne[0] == 64 && w->ne[1] == 48 && w->ne[2] == 3 && w->nb[1] == 36 && w->nb[2] == 48 * 36 &&
+                      !w->buffer && !w->data && !w->view_src && !strcmp(w->name, "a name") && y->src[0] == one && y->src[1] == x &&
+                      y->ne[0] == 48 && y->ne[1] == 2 && y->ne[2] == 5 && z->src[0] == w && z->src[1] == x && z->src[2] == ids &&
+                      a->src[0] == q && a->src[1] == k && a->src[2] == k && a->src[3] == mask && !memcmp(a->op_params, &scale, 4) &&
+                      a->ne[0] == 64 && a->ne[1] == 4 && a->ne[2] == 2 && !strcmp(ggml.op_name(a->op), "FLASH_ATTN_EXT") &&
+                      !strcmp(ggml.op_name(y->op), "MUL_MAT") && !strcmp(ggml.op_name(z->op), "MUL_MAT_ID");
+    op_mul_mat = y->op, op_mul_mat_id = z->op, op_attention = a->op;
+    ggml.free(ctx);
+    return same ? nullptr : "layout of tensors";
+}
 #endif
 
 } // namespace
@@ -414,7 +408,8 @@ API const char *specllama_kernels_install(void *handle, const char *name, int th
     if (buffer_type.context) return nullptr;
     const Kernels *k = named(name);
     if (!k) return "this processor has none of the instruction sets";
-    Library lib{handle};
+    Graphs ggml{{handle}};
+    Library &lib = ggml.lib;
     const auto list = lib.get<std::vector<ggml_backend_buffer_type *> &(*)()>("_Z39ggml_backend_cpu_get_extra_buffer_typesv");
     const auto reg = lib.get<void *(*)()>("ggml_backend_cpu_reg");
     const auto device = lib.get<void *(*)(void *, size_t)>("ggml_backend_reg_dev_get");
@@ -422,7 +417,7 @@ API const char *specllama_kernels_install(void *handle, const char *name, int th
     traits_of = lib.get<decltype(traits_of)>("ggml_get_type_traits");
     buffer_init = lib.get<decltype(buffer_init)>("ggml_backend_buffer_init");
     if (lib.missing) return lib.missing;
-    if (const char *other = compare(lib)) return other;
+    if (const char *other = compare(ggml)) return other;
     chosen = k;
     packing_threads = threads;
     static Door door;
