@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Literal
@@ -213,8 +214,9 @@ def compare_texts(
     for side in (speculative, plain):
         if at_once < 2 or side.own:
             continue
-        answered = compare([side.tried], [one for one, _ in known], at_once=at_once)
-        for (one, text), (answer,) in zip(known, answered, strict=True):
+        with ThreadPoolExecutor(at_once) as pool:
+            answered = pool.map(side.tried, [one for one, _ in known])
+        for (one, text), answer in zip(known, answered, strict=True):
             yield judged(side, "beside", one, answer, text)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from itertools import count, product, takewhile
 from pathlib import Path
@@ -321,7 +320,6 @@ def compare(
     repetitions: int = 1,
     warm_up: int = 0,
     in_turn: bool = True,
-    at_once: int = 1,
     progress: Progress = lambda done, total: None,
 ) -> Iterator[list[R]]:
     """Answer every task in all ways, called with it and the repetition; yield a task's answers.
@@ -329,7 +327,6 @@ def compare(
     Args:
         warm_up: tasks that are answered in every way once before anything counts.
         in_turn: begin with another way each time, so that none always runs after the same one.
-        at_once: tasks that are answered at the same time, once, without a warm-up.
     """
     work, done = list(tasks), count(1)
     total = (repetitions * len(work) + min(warm_up, len(work))) * len(ways)
@@ -339,10 +336,6 @@ def compare(
         progress(next(done), total)
         return found
 
-    if at_once > 1:
-        with ThreadPoolExecutor(at_once) as pool:
-            yield from pool.map(lambda task: [way(task, 0) for way in ways], work)
-        return
     places = range(len(ways))
     for task, at in product(work[:warm_up], places):
         answer(at, task, -1)
